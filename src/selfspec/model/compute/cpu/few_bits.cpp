@@ -54,11 +54,11 @@ static inline Ints splat(int32_t s) { return Ints{} + s; }
 // into the first cache beside a panel are read from the second one with each panel, which is more
 // than that prefetcher follows: measured with AVX2, and not yet with AVX-512, where few rows are
 // few whatever their size.
-static bool near = true, quiet = false;
+static bool asks_soon = true, quiet = false;
 constexpr int64_t NEAR = LANES == 16 ? INT64_MAX : 32768;
 
-extern "C" void tune(int64_t near_too, int64_t few_rows_are_quiet) {
-    near = near_too != 0, quiet = few_rows_are_quiet != 0;
+extern "C" void tune(int64_t soon_too, int64_t few_rows_are_quiet) {
+    asks_soon = soon_too != 0, quiet = few_rows_are_quiet != 0;
 }
 
 // A panel is one stream from memory. A tile asks for what it will read next into the first cache,
@@ -70,7 +70,7 @@ ALWAYS_INLINE static inline void ask(const uint8_t* soon, const Later& later, in
                                      int turn) {
     const char* next = later.from + step * later.step;
     for (int64_t i = 64 * turn; i < BYTES; i += 64 * TURNS) {
-        if (near) __builtin_prefetch(soon + i, 0, 3);
+        if (asks_soon) __builtin_prefetch(soon + i, 0, 3);
         if (later.alone) __builtin_prefetch(next + i, 0, 2);
     }
     for (int64_t i = 64 * turn; !later.alone && i < later.step; i += 64 * TURNS)
@@ -521,7 +521,7 @@ static void multiply(const Product* weight, const void* x, int64_t rows, const f
         weight, {0, weight->outputs}, rows, MAX_ROWS, residual, out, part, parts,
         [=](const PanelTile& tile, float* sums) {
             const uint8_t* panel = (const uint8_t*)weight->weights + tile.panel * bytes;
-            int64_t ahead = near ? Kind::AHEAD : Kind::AHEAD / 2;
+            int64_t ahead = asks_soon ? Kind::AHEAD : Kind::AHEAD / 2;
             Later later(tile, panel, bytes, bytes / Kind::STEP, ahead);
             auto some = quiet && few ? tile_of<Kind, Kind::FEW_ROWS, false>
                                      : tile_of<Kind, MAX_ROWS, true>;

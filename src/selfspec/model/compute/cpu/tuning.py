@@ -29,13 +29,13 @@ from . import large_pages
 from .interface import ProductStruct, address, function
 
 _log = logging.getLogger(__name__)
-Choice = TypeVar("Choice")
+Choice = TypeVar("Choice", "Tuning", "FewBits")
 INPUTS, OUTPUTS = 512, 65536  # 128 MiB of weights, more than most caches hold
 GROUP, SCALE = 32, 4  # inputs of 8 bits that are rounded together; bytes of an output's scale
 ROUNDS = 15
 AGAIN = 3  # comparisons that a choice has to win once more
 CLEARLY = 0.95  # of the default's time
-NEARLY = 0.98  # the same where whoever is slower is so for a lone row only
+NEARLY = 0.98  # the same of a choice for few rows alone: either way little is lost
 SECONDS = 1.2  # after which no further round is begun
 
 
@@ -90,24 +90,23 @@ def use_for_few_bits(kernels: ctypes.CDLL, chosen: FewBits) -> None:
 @functools.cache
 def tuning(kernels: ctypes.CDLL) -> Tuning:
     """What was chosen for these kernels, on this machine."""
-    path = Path(kernels._name).with_suffix(".json")
-    kept = _kept(path, Tuning)
-    if not (kept and kept.possible(int(kernels.most_rows()))):
-        kept = measured(kernels)
-        _keep(kept, path)
-    return kept
+    most_rows = int(kernels.most_rows())
+    return _chosen(
+        kernels, Tuning, lambda kept: kept.possible(most_rows), lambda: measured(kernels)
+    )
 
 
 @functools.cache
 def for_few_bits(kernels: ctypes.CDLL, products: ctypes.CDLL) -> FewBits:
     """What was chosen for these kernels of few bits, on this machine. `products`: the library that
     multiplies by them."""
-    path = Path(kernels._name).with_suffix(".json")
-    kept, near = _kept(path, FewBits), tuning(products).soon > 0
-    if not kept or kept.near != near:  # what float32 reads like was measured anew
-        kept = measured_in_few_bits(kernels, products, near)
-        _keep(kept, path)
-    return kept
+    near = tuning(products).soon > 0
+
+    def measure() -> FewBits:
+        return measured_in_few_bits(kernels, products, near)
+
+    # another one is of before float32 was measured anew
+    return _chosen(kernels, FewBits, lambda kept: kept.near == near, measure)
 
 
 def measured(kernels: ctypes.CDLL) -> Tuning:
@@ -183,11 +182,27 @@ def _best(
     return fastest if statistics.median(again) < share else candidates[0]
 
 
-def _kept(path: Path, kind: type[Choice]) -> Choice | None:
+def _chosen(
+    kernels: ctypes.CDLL,
+    kind: type[Choice],
+    fits: Callable[[Choice], bool],
+    measure: Callable[[], Choice],
+) -> Choice:
+    """What lies beside the kernels, or what is measured and laid there."""
+    path = Path(kernels._name).with_suffix(".json")
+    kept = _kept(path, kind, fits)
+    if kept is None:
+        kept = measure()
+        _keep(kept, path)
+    return kept
+
+
+def _kept(path: Path, kind: type[Choice], fits: Callable[[Choice], bool]) -> Choice | None:
     try:
-        return made(kind, from_json(path.read_text("utf-8")))
+        found = made(kind, from_json(path.read_text("utf-8")))
     except (OSError, ValueError):
         return None
+    return found if fits(found) else None
 
 
 def _keep(chosen: Tuning | FewBits, path: Path) -> None:
