@@ -976,7 +976,10 @@ static inline void softmax(float* scores, int64_t count, float scale, float cap,
     float sum = sum_lanes(total);
     if (sink) sum += exponential(splat(*sink - largest))[0];
     float inverse = 1.0f / sum;
-    for (int64_t j = 0; j < count; j++) scores[j] *= inverse;
+    by_many(vectors, [&](auto many, int64_t at) {
+        float* here = scores + at * LANES;
+        for (int i = 0; i < many; i++) store(here + i * LANES, load(here + i * LANES) * inverse);
+    });
 }
 
 constexpr int SPAN = 4;             // vectors of one head that are summed together
@@ -1832,6 +1835,14 @@ static void norm_rows(const float* x, const Norm& norm, int64_t width, Share row
 static bool few(const Call& call) { return call.tokens <= 4; }
 static bool alone(const Call& call) { return call.tokens == 1; }
 
+// Of a long prompt each thread takes rows of its own through norms, products and activations, so
+// that they stay in its own cache from one step to the next; it reads all weights for them. With
+// fewer rows that would be too much to read, and threads cut the columns.
+static bool by_rows(const Call& call, const Product& weight) {
+    int64_t own = weight.prepare ? 32 : 128;  // for each thread; weights of few bits read fast
+    return call.tokens >= own * omp_get_num_threads();
+}
+
 // The rows of x normed, for a product. Unless each thread has its own, or prepares only those that
 // it normed, they are complete when the threads have met.
 static const float* normed(const float* x, const Norm& norm, const Call& call, const Product& into,
@@ -1869,6 +1880,16 @@ static void multiply(const Product& weight, const float* x, const float* residua
         meeting.wait();
     }
     int threads = omp_get_num_threads(), of_half = (PIECES + 1) / 2;
+    if (by_rows(call, weight)) {
+        int64_t row = weight.prepare ? weight.prepared : weight.inputs * 4;
+        return items.share_out(threads * PIECES, [&](int64_t item) {
+            Share mine(call.tokens, item / PIECES, threads);
+            int64_t first = mine.begin * weight.outputs;
+            weight.multiply(&weight, (const char*)read + mine.begin * row, mine.end - mine.begin,
+                            residual ? residual + first : nullptr, out + first, item % PIECES,
+                            PIECES);
+        });
+    }
     int pieces = threads == 1 ? 1 : threads * (twofold ? 2 * of_half : PIECES);
     items.share_out(pieces, [&](int64_t item) {
         int64_t owner = item / (2 * of_half), half = item / of_half % 2;
@@ -2073,10 +2094,13 @@ static float* between(const Half& half, const Call& call, Room& room, Meeting& m
         activate(0, 0, size, memory.rows.floats());
         return memory.rows.floats();
     }
-    Share some((size + TOGETHER - 1) / TOGETHER);
-    int64_t begin = some.begin * TOGETHER, end = std::min(some.end * TOGETHER, size);
+    bool own = by_rows(call, half.out);
+    int64_t groups = (size + TOGETHER - 1) / TOGETHER;
+    Share rows = own ? Share(call.tokens) : Share(call.tokens, 0, 1);
+    Share columns = own ? Share(groups, 0, 1) : Share(groups);
+    int64_t begin = columns.begin * TOGETHER, end = std::min(columns.end * TOGETHER, size);
     bool ready = half.out.prepare && !half.inner;
-    for (int64_t t = 0; t < call.tokens; t++) {
+    for (int64_t t = rows.begin; t < rows.end; t++) {
         activate(t, begin, end, second + t * size);
         if (ready)
             half.out.prepare(&half.out, second + t * size, begin, end,
