@@ -18,7 +18,7 @@ from .row import Row
 
 # No round begins that long after the first: whoever reads a stream sees its rounds together, and
 # who asks for something else waits for their end.
-SECONDS = 0.04
+SECONDS = 0.06
 
 
 def streak(model: LayeredModel, cache: KVCache, group: Group, row: Row) -> Sequence[Round]:
