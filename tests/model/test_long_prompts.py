@@ -8,15 +8,15 @@ from variants import build
 
 from selfspec.model.from_transformers import from_transformers
 
-LONG = [(7 * token + 3) % 250 for token in range(290)]  # more than 128 for each of two threads
+LONG = [(7 * token + 3) % 250 for token in range(390)]  # more than 128 for each of three threads
 SHORT = 40  # tokens of a piece: fewer than 32 for each
 
 
-@pytest.fixture
-def two_threads():
+@pytest.fixture(params=[2, 3])
+def threads(request):
     """Torch's threads for a test."""
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    torch.set_num_threads(request.param)
     yield
     torch.set_num_threads(before)
 
@@ -26,11 +26,11 @@ def two_threads():
 @pytest.mark.parametrize(
     "variant", ["llama-biases", "llama-odd-sizes", "cohere2", "gemma2", "gpt2", "bamba"]
 )
-def test_rows_of_a_threads_own_change_no_bit(variant, kind, two_threads):
+def test_rows_of_a_threads_own_change_no_bit(variant, kind, threads):
     """Rows that a thread reads at the wrong place, a residual or a rounded row of another's,
     columns that nobody activates."""
     model = from_transformers(build(variant), weights=kind)
-    ours, theirs = model.new_cache(1, 300), model.new_cache(1, 300)
+    ours, theirs = model.new_cache(1, 400), model.new_cache(1, 400)
     long = model.prefill([LONG], ours)
     for first in range(0, len(LONG), SHORT):
         short = model.prefill([LONG[: first + SHORT]], theirs)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import json
 import logging
 import statistics
@@ -30,13 +31,14 @@ from .interface import ProductStruct, address, function
 
 _log = logging.getLogger(__name__)
 Choice = TypeVar("Choice", "Tuning", "FewBits")
-INPUTS, OUTPUTS = 512, 65536  # 128 MiB of weights, more than most caches hold
+INPUTS, OUTPUTS = 512, 65536  # 128 MiB of weights
+PARTS = 3  # so many of these are read in turns: caches may hold one, but not all of a model
 GROUP, SCALE = 32, 4  # inputs of 8 bits that are rounded together; bytes of an output's scale
 ROUNDS = 15
 AGAIN = 3  # comparisons that a choice has to win once more
 CLEARLY = 0.95  # of the default's time
 NEARLY = 0.98  # the same of a choice for few rows alone: either way little is lost
-SECONDS = 1.2  # after which no further round is begun
+SECONDS = 1.5  # after which no further round is begun
 
 
 @dataclass(frozen=True)
@@ -110,19 +112,23 @@ def for_few_bits(kernels: ctypes.CDLL, products: ctypes.CDLL) -> FewBits:
 
 
 def measured(kernels: ctypes.CDLL) -> Tuning:
-    """The best for reading weights from memory for a tile of rows, then for 24, then for 1."""
+    """The best for reading weights from memory for one row and four, then for 24, then for 1."""
     default = Tuning(rows=int(kernels.most_rows()))
     # All of them ask ahead: on some processors not to ask costs half of the speed for many rows.
-    ahead = ((16, 64), (16, 256), (32, 128), (32, 256), (0, 128), (0, 32))
+    ahead = ((8, 32), (16, 64), (16, 256), (32, 128), (32, 256), (0, 128), (0, 32))
     reads = [default, *(replace(default, soon=soon, later=later) for soon, later in ahead)]
-    weights = large_pages.empty([OUTPUTS * INPUTS], torch.float32).fill_(1)
-    tile = min(8, default.rows)
-    best = _best(reads, lambda each: _seconds(kernels, each, weights, tile))
+    parts = large_pages.empty([PARTS, OUTPUTS * INPUTS], torch.float32).fill_(1)
+    turns = itertools.cycle(parts)
+
+    def seconds(chosen: Tuning, *counts: int) -> float:
+        return sum(_seconds(kernels, chosen, next(turns), rows) for rows in counts)
+
+    best = _best(reads, lambda each: seconds(each, 1, 4))
     shared = {max(1, default.rows * part // 4) for part in (2, 3)}
     tiles = [best, *(replace(best, rows=rows) for rows in sorted(shared))]
-    best = _best(tiles, lambda each: _seconds(kernels, each, weights, 2 * default.rows))
-    few = [best, replace(best, quiet=True)]
-    return _best(few, lambda each: _seconds(kernels, each, weights, 1), NEARLY)
+    best = _best(tiles, lambda each: seconds(each, 2 * default.rows))
+    alone = [best, replace(best, quiet=True)]
+    return _best(alone, lambda each: seconds(each, 1), NEARLY)
 
 
 def measured_in_few_bits(kernels: ctypes.CDLL, products: ctypes.CDLL, near: bool) -> FewBits:
