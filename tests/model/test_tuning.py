@@ -148,3 +148,18 @@ def test_the_measurement_gives_what_the_kernels_can(kernels):
     """More rows than registers hold, or kernels that ask for nothing ahead."""
     chosen = tuning.measured(kernels)
     assert 1 <= chosen.rows <= kernels.most_rows() and chosen.soon >= 0 and chosen.later > 0
+
+
+def test_weights_are_read_in_turns(kernels, monkeypatch):
+    """A measurement by weights that a cache holds, as it does not hold those of a model."""
+    read: list[int] = []
+
+    def seconds(kernels, chosen, weights, rows) -> float:
+        read.append(weights.data_ptr())
+        return 1.0
+
+    monkeypatch.setattr(tuning, "OUTPUTS", 64)
+    monkeypatch.setattr(tuning, "_seconds", seconds)
+    tuning.measured(kernels)
+    assert len(set(read)) == tuning.PARTS > 1
+    assert all(a != b for a, b in zip(read, read[1:], strict=False))
