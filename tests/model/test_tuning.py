@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -162,4 +162,4 @@ def test_weights_are_read_in_turns(kernels, monkeypatch):
     monkeypatch.setattr(tuning, "_seconds", seconds)
     tuning.measured(kernels)
     assert len(set(read)) == tuning.PARTS > 1
-    assert all(a != b for a, b in zip(read, read[1:], strict=False))
+    assert all(a != b for a, b in pairwise(read))
