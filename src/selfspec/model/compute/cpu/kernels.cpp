@@ -242,8 +242,8 @@ class Steps {
 // harmless. But a Zen 4's own prefetcher is better where pages are large and rows are few:
 // one row of 269 MB takes 5.7 ms without asking, 7.2 with it. On a Zen 3 4 rows of 134 MB take
 // 3.3 ms if only the second cache is asked for, 4.3 with both. On a newer Xeon one row of 538 MB
-// takes 18.1 ms if a page is asked for ahead (8 and 32 steps), 20.3 so. None of these changes a
-// bit; tuning.py chooses them by a measurement.
+// takes 18.1 ms if a page is asked for ahead, 8 and 32 steps, and 20.3 with 16 and 128. None of
+// these changes a bit; tuning.py chooses them by a measurement.
 static struct {
     int64_t soon = 16, later = 128;  // for the first cache (0: not at all), for the second
     int64_t rows = MAX_ROWS;
