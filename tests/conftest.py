@@ -17,7 +17,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import math
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -61,6 +61,16 @@ def unwritten_is_unread(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     if memory is not None:
         real = memory.unwritten
         monkeypatch.setattr(memory, "unwritten", lambda *a, **k: real(*a, **k).fill_(value))
+
+
+@pytest.fixture
+def threads() -> Generator[Callable[[int], None], None, None]:
+    """Sets torch's threads for a test."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 def _in_ci() -> bool:

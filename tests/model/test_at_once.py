@@ -23,14 +23,6 @@ PROMPT = [token % 250 for token in range(3, 44)]
 TREE = [-1, 0, 0, 1, 1, 2]
 
 
-@pytest.fixture
-def threads():
-    """Sets torch's threads for a test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 def layouts(cache: KVCache, first: int):
     """One token, a chain, a tree, and two rows of which one is a tree."""
     yield cache.layout_at([RowSpan(0, first, 1)])

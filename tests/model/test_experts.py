@@ -24,14 +24,6 @@ WITH_EXPERTS = [
 WIDTH, COUNT = 40, 8
 
 
-@pytest.fixture
-def threads():
-    """Sets torch's threads for a test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 def a_mixture(ops, seed=0, shared=True, weighed=True, narrow=0, **options) -> Mixture:
     """`narrow`: how many numbers experts read, if not all."""
     generator = torch.Generator().manual_seed(seed)

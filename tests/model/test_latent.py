@@ -15,14 +15,6 @@ from selfspec.model.from_transformers import from_transformers
 VARIANTS = ["deepseek_v2-greedy", "deepseek_v3", "deepseek_v3-yarn", "youtu"]
 
 
-@pytest.fixture
-def threads():
-    """Sets torch's threads for a test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("kind", ["float32", "int8", "int4", "bfloat16"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_latent_attention_within_the_call_is_that_by_itself(variant, kind, threads):

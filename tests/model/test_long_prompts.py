@@ -12,23 +12,16 @@ LONG = [(7 * token + 3) % 250 for token in range(390)]  # more than 128 for each
 SHORT = 40  # tokens of a piece: fewer than 32 for each
 
 
-@pytest.fixture(params=[2, 3])
-def threads(request):
-    """Torch's threads for a test."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.zeros
+@pytest.mark.parametrize("many", [2, 3])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize(
     "variant", ["llama-biases", "llama-odd-sizes", "cohere2", "gemma2", "gpt2", "bamba"]
 )
-def test_rows_of_a_threads_own_change_no_bit(variant, kind, threads):
+def test_rows_of_a_threads_own_change_no_bit(variant, kind, many, threads):
     """Rows that a thread reads at the wrong place, a residual or a rounded row of another's,
     columns that nobody activates."""
+    threads(many)
     model = from_transformers(build(variant), weights=kind)
     ours, theirs = model.new_cache(1, 400), model.new_cache(1, 400)
     long = model.prefill([LONG], ours)

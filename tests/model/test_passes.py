@@ -42,14 +42,6 @@ def plans_of(model: LayeredModel) -> list[LayerPlan]:
     return BORROWING if model.shape.lenders else PLANS
 
 
-@pytest.fixture
-def threads():
-    """Sets torch's threads for a test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 def one_by_one(model: LayeredModel) -> LayeredModel:
     """The same model, each half run by its own operations."""
     other = model.view(blocks=model.blocks)
