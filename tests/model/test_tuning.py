@@ -27,9 +27,10 @@ def kernels():
 
 
 def test_no_choice_changes_a_bit(kernels):
-    """A tile that sums in another order, or loses rows when fewer share a read."""
+    """A tile that sums in another order, loses rows when fewer share a read, or forgets what its
+    earlier inputs gave; sums of several panels that are written in another's place."""
     made = torch.Generator().manual_seed(0)
-    weight = torch.randn(70, 33, generator=made)
+    weight = torch.randn(330, 33, generator=made)
     linear, x = Float32([weight], [None]), torch.randn(29, 33, generator=made)
     found = []
     for chosen in (
@@ -38,10 +39,13 @@ def test_no_choice_changes_a_bit(kernels):
         Tuning(0, 0, 1),
         Tuning(8, 64, 5),
         Tuning(500, 9000, 99),
+        Tuning(inputs=8),
+        Tuning(0, 32, 5, 3),
+        Tuning(8, 32, 2, 32),
     ):
         for quiet in (False, True):
             tuning.use(kernels, replace(chosen, quiet=quiet))
-            few = [linear(x[:rows]) for rows in range(1, 7)]
+            few = [linear(x[:rows]) for rows in (*range(1, 7), 9, 13, 24)]
             found.append(linear(x))
             assert all(torch.equal(some, found[-1][: len(some)]) for some in few)
     assert all(torch.equal(found[0], other) for other in found)
@@ -83,7 +87,8 @@ def test_it_is_measured_once_and_again_without_its_file(kernels, tmp_path: Path,
             file.write_text(text)
         assert ask(Kernels()) == ask(Kernels()) == Tuning(8, 64, 6)
         assert len(measured) == times
-    assert json.loads(file.read_text()) == {"soon": 8, "later": 64, "rows": 6, "quiet": False}
+    kept = {"soon": 8, "later": 64, "rows": 6, "inputs": 0, "quiet": False}
+    assert json.loads(file.read_text()) == kept
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -163,3 +168,20 @@ def test_weights_are_read_in_turns(kernels, monkeypatch):
     tuning.measured(kernels)
     assert len(set(read)) == tuning.PARTS > 1
     assert all(a != b for a, b in pairwise(read))
+
+
+@pytest.mark.parametrize("wins", [True, False])
+def test_pieces_of_a_panel_are_tried_where_tiles_share_it(kernels, monkeypatch, wins: bool):
+    """Pieces of panels that are chosen unseen, or by rows of which one tile has them all."""
+
+    def seconds(kernels, chosen, weights, rows) -> float:
+        if not chosen.inputs or rows == 1:
+            return 1.0
+        assert rows > chosen.rows
+        return 0.9 if wins else 1.1
+
+    monkeypatch.setattr(tuning, "OUTPUTS", 64)
+    monkeypatch.setattr(tuning, "_seconds", seconds)
+    bytes_of_an_input = 4 * int(kernels.panel_width())
+    best = tuning.PIECE // bytes_of_an_input if wins else 0
+    assert tuning.measured(kernels).inputs == best

@@ -366,7 +366,7 @@ __attribute__((noinline)) static float times(float a, float b) { return a * b; }
 struct EightBits {
     typedef WholeBytes<GROUP> Numbers;
     typedef Numbers::Row Row;
-    static constexpr int STEP = GROUP * PANEL, AHEAD = Numbers::LATER * STEP;
+    static constexpr int STEP = GROUP * PANEL, AHEAD = Numbers::LATER * STEP, KEPT = 1;
     static constexpr int FEW_ROWS = 4;
 
     static int64_t panel_bytes(int64_t inputs) {
@@ -424,7 +424,7 @@ struct Grouped {
     typedef typename Numbers::Row Row;
     static constexpr int PARTS = GROUP / Numbers::PART;       // of a group
     static constexpr int STEP = PANEL * (Numbers::SIZE + 4);  // bytes of a part
-    static constexpr int AHEAD = Numbers::LATER * STEP;
+    static constexpr int AHEAD = Numbers::LATER * STEP, KEPT = 1;
     static constexpr int FEW_ROWS = Numbers::SIZE == Numbers::PART ? 4 : LANES == 16 ? 2 : 1;
 
     static int64_t panel_bytes(int64_t inputs) { return groups_of(inputs) * PARTS * STEP; }
@@ -473,6 +473,7 @@ struct Grouped {
 // second. The row is read as it is.
 struct HalfFloats {
     static constexpr int STEP = 2 * PANEL, AHEAD = 128 * STEP;  // bytes of an input
+    static constexpr int KEPT = 16;
     static constexpr int FEW_ROWS = LANES == 16 ? 4 : 2;
 
     static int64_t panel_bytes(int64_t inputs) { return 2 * inputs * PANEL; }
@@ -517,12 +518,12 @@ static void multiply(const Product* weight, const void* x, int64_t rows, const f
     int64_t inputs = weight->inputs, bytes = Kind::panel_bytes(inputs);
     int64_t stride = weight->prepare ? weight->prepared : 4 * inputs;
     bool few = rows == 1 || (rows <= Kind::FEW_ROWS && bytes + rows * stride <= NEAR);
-    by_panels<PANEL, MAX_ROWS>(
-        weight, {0, weight->outputs}, rows, MAX_ROWS, residual, out, part, parts,
+    by_panels<PANEL, MAX_ROWS, Kind::KEPT>(
+        weight, {0, weight->outputs}, rows, {MAX_ROWS, 0}, residual, out, part, parts,
         [=](const PanelTile& tile, float* sums) {
             const uint8_t* panel = (const uint8_t*)weight->weights + tile.panel * bytes;
             int64_t ahead = asks_soon ? Kind::AHEAD : Kind::AHEAD / 2;
-            Later later(tile, panel, bytes, bytes / Kind::STEP, ahead);
+            Later later(tile, panel, bytes, panel + bytes, bytes / Kind::STEP, ahead);
             auto some = quiet && few ? tile_of<Kind, Kind::FEW_ROWS, false>
                                      : tile_of<Kind, MAX_ROWS, true>;
             some(tile.rows, (const char*)x + tile.first * stride, stride, inputs, panel, later,

@@ -230,7 +230,7 @@ _SIGNATURES = {  # a letter an argument, in the order of kernels.cpp
     "recur_select": "pppnpp",
     "mix": "pppnnnppi",
     "times_sigmoid": "ppnnnn",
-    "tune": "nnnn",
+    "tune": "nnnnn",
     "read_rows": "Ppnpi",
 }
 

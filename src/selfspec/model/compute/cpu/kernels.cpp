@@ -246,31 +246,37 @@ class Steps {
 // these changes a bit; tuning.py chooses them by a measurement.
 static struct {
     int64_t soon = 16, later = 128;  // for the first cache (0: not at all), for the second
-    int64_t rows = MAX_ROWS;
-    bool quiet = false;  // a tile of FEW_ROWS asks for nothing
+    Most most{MAX_ROWS, 0};          // of a tile
+    bool quiet = false;              // a tile of FEW_ROWS asks for nothing
 } tuned;
 
 constexpr int FEW_ROWS = LANES == 16 ? 4 : 2;  // short vectors wait at three and four
 
-extern "C" void tune(int64_t soon, int64_t later, int64_t rows, int64_t quiet) {
-    tuned = {soon, later, std::clamp<int64_t>(rows, 1, MAX_ROWS), quiet != 0};
+extern "C" void tune(int64_t soon, int64_t later, int64_t rows, int64_t inputs, int64_t quiet) {
+    tuned = {soon, later, {std::clamp<int64_t>(rows, 1, MAX_ROWS), inputs}, quiet != 0};
 }
 
 extern "C" int64_t most_rows() { return MAX_ROWS; }
 
 constexpr int STRIDE = 2;  // steps that ask for memory together
+constexpr int KEPT = 16;   // panels whose sums are written together
 constexpr int LINES = std::max(STRIDE * PANEL * 4 / 64, 1);  // of the caches, in as many steps
 // Tiles that share a panel find it in the second cache, so the first one is not asked for it where
 // every instruction counts: beside another thread of the same core it has half of the instructions.
 constexpr bool ALWAYS_SOON = LANES > 8;
 
-// One panel times ROWS rows. The weights of a step lie side by side, so the panel is one stream
-// from memory, read once for all rows. The rows are read a number at a time: they are short and
-// were just written, so they are near.
+// ROWS rows times some inputs of a panel, from where `panel` leads to, added to `sums` unless they
+// are the first. The weights of a step lie side by side, so the panel is one stream from memory,
+// read once for all rows. The rows are read a number at a time: they are short and were just
+// written, so they are near.
 template <int ROWS, bool ASKS>
-static inline void tile(const float* x, int64_t inputs, const float* panel, const Later& later,
-                        float* sums) {
+static inline void tile(const float* x, int64_t inputs, Range of, const float* panel,
+                        const Later& later, float* sums) {
     Vector total[ROWS][WIDE] = {};
+    if (of.begin)
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < WIDE; c++) total[r][c] = load(sums + r * PANEL + c * LANES);
+    x += of.begin;
     auto go_on = [&](auto steps) {
 #pragma GCC unroll 2
         for (int step = 0; step < steps; step++, x++, panel += PANEL) {
@@ -282,7 +288,7 @@ static inline void tile(const float* x, int64_t inputs, const float* panel, cons
     };
     const char *soon = (const char*)(panel + tuned.soon * PANEL), *next = later.from;
     const bool asks_soon = ASKS && tuned.soon && (later.alone || ALWAYS_SOON);
-    int64_t left = inputs;
+    int64_t left = of.end - of.begin;
     for (; left >= STRIDE; left -= STRIDE, soon += LINES * 64, next += STRIDE * later.step) {
         if (asks_soon)
             for (int i = 0; i < LINES; i++) __builtin_prefetch(soon + i * 64, 0, 3);
@@ -298,10 +304,10 @@ static inline void tile(const float* x, int64_t inputs, const float* panel, cons
 }
 
 template <int ROWS, bool ASKS>
-static inline void tile_of(int64_t rows, const float* x, int64_t inputs, const float* panel,
-                           const Later& later, float* sums) {
-    if (rows == ROWS) return tile<ROWS, ASKS>(x, inputs, panel, later, sums);
-    if constexpr (ROWS > 1) tile_of<ROWS - 1, ASKS>(rows, x, inputs, panel, later, sums);
+static inline void tile_of(int64_t rows, const float* x, int64_t inputs, Range of,
+                           const float* panel, const Later& later, float* sums) {
+    if (rows == ROWS) return tile<ROWS, ASKS>(x, inputs, of, panel, later, sums);
+    if constexpr (ROWS > 1) tile_of<ROWS - 1, ASKS>(rows, x, inputs, of, panel, later, sums);
 }
 
 // The same for many rows: BROAD_ROWS of them with a panel and half of its neighbour. A number of x
@@ -357,28 +363,32 @@ extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, i
     int64_t broad = 0;  // so many columns by broad tiles
     if (BROAD && rows >= MANY_ROWS) {
         broad = weight->outputs / (2 * BROAD_PANEL) * (2 * BROAD_PANEL);
-        by_panels<BROAD_PANEL, BROAD_ROWS>(
-            weight, {0, broad}, rows, BROAD_ROWS, residual, out, part, parts,
+        by_panels<BROAD_PANEL, BROAD_ROWS, 1>(
+            weight, {0, broad}, rows, {BROAD_ROWS, 0}, residual, out, part, parts,
             [=](const PanelTile& tile, float* sums) {
                 const float* three = pack + tile.panel / 2 * 3 * panel_size;
                 bool second = tile.panel % 2;
                 const float* whole = second ? three + 2 * panel_size : three;
                 const float* half = three + panel_size + (second ? LANES : 0);
-                int64_t pair = BROAD_PANEL * inputs;  // as many numbers from the next pair on
                 const float* next = three + (second ? 3 : 2) * panel_size;
-                Later later(tile, next - pair, 4 * pair, inputs, 0);
+                Later later(tile, next, 4 * BROAD_PANEL * inputs, next, inputs, 0);
                 broad_tile_of<BROAD_ROWS>(tile.rows, x + tile.first * inputs, inputs, whole, half,
                                           second, later, sums);
             });
     }
-    by_panels<PANEL, MAX_ROWS>(
-        weight, {broad, weight->outputs}, rows, tuned.rows, residual, out, part, parts,
+    by_panels<PANEL, MAX_ROWS, KEPT>(
+        weight, {broad, weight->outputs}, rows, tuned.most, residual, out, part, parts,
         [=](const PanelTile& tile, float* sums) {
-            const float* panel = pack + tile.panel * PANEL * inputs;
-            Later later(tile, panel, 4 * PANEL * inputs, inputs, 4 * PANEL * tuned.later);
+            auto place = [=](int64_t panel, int64_t input) {
+                return pack + (panel * inputs + input) * PANEL;
+            };
+            const float* here = place(tile.panel, tile.inputs.begin);
+            int64_t steps = tile.inputs.end - tile.inputs.begin, step = 4 * PANEL;
+            Later later(tile, here, steps * step, place(tile.next_panel, tile.next_input), steps,
+                        tuned.later * step);
             auto some = tuned.quiet && rows <= FEW_ROWS ? tile_of<FEW_ROWS, false>
                                                         : tile_of<MAX_ROWS, true>;
-            some(tile.rows, x + tile.first * inputs, inputs, panel, later, sums);
+            some(tile.rows, x + tile.first * inputs, inputs, tile.inputs, here, later, sums);
         });
 }
 

@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 Choice = TypeVar("Choice", "Tuning", "FewBits")
 INPUTS, OUTPUTS = 512, 65536  # 128 MiB of weights
 PARTS = 3  # so many of these are read in turns: caches may hold one, but not all of a model
+PIECE = 10 * 1024  # bytes of a panel, that fit into a first cache together with what they multiply
 GROUP, SCALE = 32, 4  # inputs of 8 bits that are rounded together; bytes of an output's scale
 ROUNDS = 15
 AGAIN = 3  # comparisons that a choice has to win once more
@@ -51,17 +52,20 @@ class Tuning:
     """Steps ahead at which it is asked for into the second cache."""
     rows: int = 12
     """Rows that share a read of a weight at most; no more than registers hold."""
+    inputs: int = 0
+    """Inputs that several times as many rows go through at a time. 0: all."""
     quiet: bool = False
     """Whether a few rows ask for nothing, since the processor's own prefetcher does better."""
 
     def possible(self, most_rows: int) -> bool:
         """For kernels of which at most so many rows share a read."""
-        return min(self.soon, self.later) >= 0 and 1 <= self.rows <= most_rows
+        return min(self.soon, self.later, self.inputs) >= 0 and 1 <= self.rows <= most_rows
 
     def __str__(self) -> str:
         ahead = f"{self.soon} and {self.later}" if self.soon else f"{self.later}"
         quiet = " (few rows: not at all)" if self.quiet else ""
-        return f"asks {ahead} steps ahead{quiet}, {self.rows} rows share a read"
+        pieces = f", {self.inputs} inputs at a time" if self.inputs else ""
+        return f"asks {ahead} steps ahead{quiet}, {self.rows} rows share a read{pieces}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class FewBits:
 
 def use(kernels: ctypes.CDLL, chosen: Tuning) -> None:
     """From now on the kernels read so."""
-    kernels.tune(chosen.soon, chosen.later, chosen.rows, chosen.quiet)
+    kernels.tune(chosen.soon, chosen.later, chosen.rows, chosen.inputs, chosen.quiet)
 
 
 def use_for_few_bits(kernels: ctypes.CDLL, chosen: FewBits) -> None:
@@ -112,7 +116,8 @@ def for_few_bits(kernels: ctypes.CDLL, products: ctypes.CDLL) -> FewBits:
 
 
 def measured(kernels: ctypes.CDLL) -> Tuning:
-    """The best for reading weights from memory for one row and four, then for 24, then for 1."""
+    """The best for reading weights from memory for one row and four, then for more than a tile has,
+    then for 1."""
     default = Tuning(rows=int(kernels.most_rows()))
     # All of them ask ahead: on some processors not to ask costs half of the speed for many rows.
     ahead = ((8, 32), (16, 64), (16, 256), (32, 128), (32, 256), (0, 128), (0, 32))
@@ -127,6 +132,8 @@ def measured(kernels: ctypes.CDLL) -> Tuning:
     shared = {max(1, default.rows * part // 4) for part in (2, 3)}
     tiles = [best, *(replace(best, rows=rows) for rows in sorted(shared))]
     best = _best(tiles, lambda each: seconds(each, 2 * default.rows))
+    pieces = [best, replace(best, inputs=PIECE // (4 * int(kernels.panel_width())))]
+    best = _best(pieces, lambda each: seconds(each, 4 * best.rows // 3), NEARLY)
     alone = [best, replace(best, quiet=True)]
     return _best(alone, lambda each: seconds(each, 1), NEARLY)
 
@@ -172,7 +179,7 @@ def _best(
 ) -> Choice:
     """The first, unless another takes less than this share in the median of rounds, in turns."""
     ratios: dict[Choice, list[float]] = {each: [] for each in candidates}
-    end = time.perf_counter() + SECONDS / 3
+    end = time.perf_counter() + SECONDS / 4
     seconds(candidates[0])  # warm-up
     for _ in range(ROUNDS):
         times = {each: seconds(each) for each in candidates}
