@@ -38,11 +38,11 @@ struct Later {
 };
 
 // What a tile has at most: so many rows, and where a few tiles share a panel, so many inputs (0:
-// all), which they find in the first cache. Neither changes a bit.
+// all), which all but the first find in the first cache. Neither changes a bit.
 struct Most {
     int64_t rows, inputs;
 };
-constexpr int64_t FEW_TILES = 24;  // rows of them
+constexpr int64_t ROWS_BY_PIECES = 24;  // with more of them pieces of panels do not pay
 
 // `sum(tile, sums)` multiplies a tile, and adds to [rows][PANEL] what its inputs give, if they are
 // not the first. More rows than a tile has read the panel again, while it is near.
@@ -57,7 +57,7 @@ static inline void by_panels(const Product* weight, Range of, int64_t rows, Most
     int64_t inputs = weight->inputs, outputs = weight->outputs, before = of.begin / PANEL;
     int64_t panels = (of.end - of.begin + PANEL - 1) / PANEL;
     int64_t tiles = (rows + most.rows - 1) / most.rows;
-    bool pieces = KEPT > 1 && tiles > 1 && rows <= FEW_TILES && most.inputs;
+    bool pieces = KEPT > 1 && tiles > 1 && rows <= ROWS_BY_PIECES && most.inputs;
     bool kept = pieces || (KEPT > 1 && tiles == 1);
     int64_t some = pieces ? most.inputs : inputs, together = kept ? KEPT * MOST / rows : 1;
     float sums[KEPT * MOST * PANEL];  // of each panel, row by row
@@ -65,12 +65,13 @@ static inline void by_panels(const Product* weight, Range of, int64_t rows, Most
     auto write = [&](int64_t from, int64_t count, int64_t begin, int64_t end) {
         for (int64_t i = 0; i < count; i++) {
             float *added = sums + i * PANEL, *row = out + (from + i) * outputs;
-            const float* more = residual ? residual + (from + i) * outputs : nullptr;
+            const float* residual_row = residual ? residual + (from + i) * outputs : nullptr;
             for (int64_t p = begin; p < end; p++, added += count * PANEL) {
                 int64_t first = of.begin + p * PANEL;
                 auto finish = [&](auto columns) {
                     for (int64_t c = 0; c < columns && bias; c++) added[c] += bias[first + c];
-                    for (int64_t c = 0; c < columns && more; c++) added[c] += more[first + c];
+                    for (int64_t c = 0; c < columns && residual_row; c++)
+                        added[c] += residual_row[first + c];
                     std::memcpy(row + first, added, columns * 4);
                 };
                 if (first + PANEL <= of.end)

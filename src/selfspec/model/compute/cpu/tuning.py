@@ -38,8 +38,8 @@ GROUP, SCALE = 32, 4  # inputs of 8 bits that are rounded together; bytes of an 
 ROUNDS = 15
 AGAIN = 3  # comparisons that a choice has to win once more
 CLEARLY = 0.95  # of the default's time
-NEARLY = 0.98  # the same of a choice for few rows alone: either way little is lost
-SECONDS = 1.5  # after which no further round is begun
+NEARLY = 0.98  # the same where little is lost either way
+SECONDS = 0.375  # of a comparison, after which no further round of it is begun
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _best(
 ) -> Choice:
     """The first, unless another takes less than this share in the median of rounds, in turns."""
     ratios: dict[Choice, list[float]] = {each: [] for each in candidates}
-    end = time.perf_counter() + SECONDS / 4
+    end = time.perf_counter() + SECONDS
     seconds(candidates[0])  # warm-up
     for _ in range(ROUNDS):
         times = {each: seconds(each) for each in candidates}
