@@ -41,6 +41,7 @@
 #include "experts.h"
 #include "panels.h"
 #include "recurrent.h"
+#include "rows_avx2.h"
 #include "selective.h"
 
 #if defined(__AVX512F__)
@@ -303,9 +304,28 @@ static inline void tile(const float* x, int64_t inputs, Range of, const float* p
         for (int c = 0; c < WIDE; c++) store(sums + r * PANEL + c * LANES, total[r][c]);
 }
 
+// The same of a tile that shares its panel with others, where multiplying is what takes the time.
+template <int ROWS>
+static inline void shared_tile(const float* x, int64_t inputs, Range of, const float* panel,
+                               Later later, float* sums) {
+#if defined(HAS_ROWS_BY_PANEL)
+    int64_t times = (of.end - of.begin) / TAKEN, some = times * TAKEN;
+    if (ROWS >= LEAST_ROWS && times) {
+        if (!of.begin) std::memset(sums, 0, ROWS * PANEL * 4);
+        rows_by_panel<ROWS>(x + of.begin, 4 * inputs, panel, times, later.from,
+                            STRIDE * later.step, sums);
+        of.begin += some, panel += some * PANEL, later.from += some * later.step;
+        if (of.begin == of.end) return;
+    }
+#endif
+    tile<ROWS, true>(x, inputs, of, panel, later, sums);
+}
+
 template <int ROWS, bool ASKS>
 static inline void tile_of(int64_t rows, const float* x, int64_t inputs, Range of,
                            const float* panel, const Later& later, float* sums) {
+    if (rows == ROWS && ASKS && !later.alone)
+        return shared_tile<ROWS>(x, inputs, of, panel, later, sums);
     if (rows == ROWS) return tile<ROWS, ASKS>(x, inputs, of, panel, later, sums);
     if constexpr (ROWS > 1) tile_of<ROWS - 1, ASKS>(rows, x, inputs, of, panel, later, sums);
 }
