@@ -19,6 +19,7 @@
 
 #include "halves.h"
 #include "panels.h"
+#include "rows_avx2.h"
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16, MAX_ROWS = 8;
@@ -490,7 +491,17 @@ struct HalfFloats {
     static void tile(const char* x, int64_t stride, int64_t inputs, const uint8_t* panel,
                      const Later& later, float* sums) {
         Vector total[ROWS][WIDE] = {};
-        for (int64_t k = 0; k < inputs; k++, panel += STEP) {
+        int64_t k = 0;
+#if defined(HAS_ROWS_BY_PANEL)
+        if (ROWS >= LEAST_ROWS && ASKS && !(later.alone && asks_soon) && inputs >= TAKEN) {
+            std::memset(sums, 0, sizeof total);
+            rows_by_panel<ROWS, true>(x, stride, panel, inputs / TAKEN, later.from, 2 * later.step,
+                                      sums);
+            k = inputs / TAKEN * TAKEN, panel += k * STEP;
+            for (int r = 0; r < ROWS; r++) std::memcpy(total[r], sums + r * PANEL, sizeof total[r]);
+        }
+#endif
+        for (; k < inputs; k++, panel += STEP) {
             if (ASKS) ask<STEP, 1>(panel + 16 * STEP, later, k, 0);
             Words both = load<Words>(panel);
             Vector weight[WIDE] = {(Vector)(both << 16), (Vector)(both & 0xffff0000u)};

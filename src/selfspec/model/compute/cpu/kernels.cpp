@@ -312,8 +312,8 @@ static inline void shared_tile(const float* x, int64_t inputs, Range of, const f
     int64_t times = (of.end - of.begin) / TAKEN, some = times * TAKEN;
     if (ROWS >= LEAST_ROWS && times) {
         if (!of.begin) std::memset(sums, 0, ROWS * PANEL * 4);
-        rows_by_panel<ROWS>(x + of.begin, 4 * inputs, panel, times, later.from,
-                            STRIDE * later.step, sums);
+        rows_by_panel<ROWS, false>((const char*)(x + of.begin), 4 * inputs, panel, times,
+                                   later.from, STRIDE * later.step, sums);
         of.begin += some, panel += some * PANEL, later.from += some * later.step;
         if (of.begin == of.end) return;
     }
