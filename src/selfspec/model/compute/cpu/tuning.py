@@ -36,9 +36,9 @@ PARTS = 3  # so many of these are read in turns: caches may hold one, but not al
 PIECE = 10 * 1024  # bytes of a panel, that fit into a first cache together with what they multiply
 GROUP, SCALE = 32, 4  # inputs of 8 bits that are rounded together; bytes of an output's scale
 ROUNDS = 15
-AGAIN = 3  # comparisons that a choice has to win once more
+AGAIN = 7  # comparisons that a choice has to win once more
 CLEARLY = 0.95  # of the default's time
-NEARLY = 0.98  # the same where little is lost either way
+NEARLY = 0.98  # the same where little is lost either way, and once more
 SECONDS = 0.375  # of a comparison, after which no further round of it is begun
 
 
@@ -116,11 +116,11 @@ def for_few_bits(kernels: ctypes.CDLL, products: ctypes.CDLL) -> FewBits:
 
 
 def measured(kernels: ctypes.CDLL) -> Tuning:
-    """The best for reading weights from memory for one row and four, then for more than a tile has,
-    then for 1."""
+    """The best for reading weights from memory for few rows, then for more than a tile has, then
+    for one alone."""
     default = Tuning(rows=int(kernels.most_rows()))
     # All of them ask ahead: on some processors not to ask costs half of the speed for many rows.
-    ahead = ((8, 32), (16, 64), (16, 256), (32, 128), (32, 256), (0, 128), (0, 32))
+    ahead = ((8, 32), (16, 64), (0, 128), (0, 32))
     reads = [default, *(replace(default, soon=soon, later=later) for soon, later in ahead)]
     parts = large_pages.empty([PARTS, OUTPUTS * INPUTS], torch.float32).fill_(1)
     turns = itertools.cycle(parts)
@@ -128,7 +128,7 @@ def measured(kernels: ctypes.CDLL) -> Tuning:
     def seconds(chosen: Tuning, *counts: int) -> float:
         return sum(_seconds(kernels, chosen, next(turns), rows) for rows in counts)
 
-    best = _best(reads, lambda each: seconds(each, 1, 4))
+    best = _best(reads, lambda each: seconds(each, 1, 4, 6))
     shared = {max(1, default.rows * part // 4) for part in (2, 3)}
     tiles = [best, *(replace(best, rows=rows) for rows in sorted(shared))]
     best = _best(tiles, lambda each: seconds(each, 2 * default.rows))
@@ -192,7 +192,7 @@ def _best(
         return candidates[0]
     # once more, the two alone: the best of several is easily the luckiest
     again = [seconds(fastest) / seconds(candidates[0]) for _ in range(AGAIN)]
-    return fastest if statistics.median(again) < share else candidates[0]
+    return fastest if statistics.median(again) < NEARLY else candidates[0]
 
 
 def _chosen(
