@@ -66,16 +66,18 @@ extern "C" void tune(int64_t soon_too, int64_t few_rows_are_quiet) {
 // and for what comes later into the second: here for one of TURNS parts of the BYTES of a step. All
 // at once would make the products behind it wait, on processors that keep few requests. Always
 // inline: a call that only asks has no effect for a compiler, which then leaves it out.
-template <int BYTES, int TURNS>
+template <Asks ASKS, int BYTES, int TURNS>
 ALWAYS_INLINE static inline void ask(const uint8_t* soon, const Later& later, int64_t step,
                                      int turn) {
+    if (ASKS == Asks::NOTHING) return;
     const char* next = later.from + step * later.step;
-    for (int64_t i = 64 * turn; i < BYTES; i += 64 * TURNS) {
-        if (asks_soon) __builtin_prefetch(soon + i, 0, 3);
-        if (later.alone) __builtin_prefetch(next + i, 0, 2);
-    }
-    for (int64_t i = 64 * turn; !later.alone && i < later.step; i += 64 * TURNS)
-        __builtin_prefetch(next + i, 0, 2);
+    if (asks_soon)
+        for (int i = 64 * turn; i < BYTES; i += 64 * TURNS) __builtin_prefetch(soon + i, 0, 3);
+    if (ASKS == Asks::ALONE)
+        for (int i = 64 * turn; i < BYTES; i += 64 * TURNS) __builtin_prefetch(next + i, 0, 2);
+    if (ASKS == Asks::SHARED)  // a part of `later.step`, of at most half as many bytes
+        for (int i = 0; i < BYTES / 2; i += 64 * TURNS)
+            __builtin_prefetch(next + turn * (later.step / TURNS) + i / TURNS, 0, 2);
 }
 
 // What a processor multiplies and adds at once: four bytes of each lane, or two numbers of 16 bits.
@@ -380,7 +382,7 @@ struct EightBits {
             out[k] = WholeBytes<GROUP>::at(panel, column, k) * scale;
     }
 
-    template <int ROWS, bool ASKS>
+    template <int ROWS, Asks ASKS>
     static void tile(const char* x, int64_t stride, int64_t inputs, const uint8_t* panel,
                      const Later& later, float* sums) {
         int64_t groups = groups_of(inputs);
@@ -388,8 +390,7 @@ struct EightBits {
         for (int64_t g = 0; g < groups; g++, panel += STEP, x += sizeof(Row)) {
             Ints whole[ROWS][WIDE];
             Numbers::dots(x, stride, 0, panel, whole, [&](int turn) ALWAYS_INLINE {
-                if (ASKS)
-                    ask<STEP, Numbers::TURNS>(panel + Numbers::SOON * STEP, later, g, turn);
+                ask<ASKS, STEP, Numbers::TURNS>(panel + Numbers::SOON * STEP, later, g, turn);
             });
             for (int r = 0; r < ROWS; r++)
                 for (int c = 0; c < WIDE; c++)
@@ -439,7 +440,7 @@ struct Grouped {
         }
     }
 
-    template <int ROWS, bool ASKS>
+    template <int ROWS, Asks ASKS>
     static void tile(const char* x, int64_t stride, int64_t inputs, const uint8_t* panel,
                      const Later& later, float* sums) {
         int64_t groups = groups_of(inputs);
@@ -448,8 +449,7 @@ struct Grouped {
             Ints whole[ROWS][WIDE];
             int64_t part = at % PARTS;
             Numbers::dots(x, stride, part, panel, whole, [&](int turn) ALWAYS_INLINE {
-                if (ASKS)
-                    ask<STEP, Numbers::TURNS>(panel + Numbers::SOON * STEP, later, at, turn);
+                ask<ASKS, STEP, Numbers::TURNS>(panel + Numbers::SOON * STEP, later, at, turn);
             });
             Vector scale[WIDE], minimum[WIDE];
             for (int c = 0; c < WIDE; c++) {
@@ -487,35 +487,33 @@ struct HalfFloats {
         }
     }
 
-    template <int ROWS, bool ASKS>
+    template <int ROWS, Asks ASKS>
     static void tile(const char* x, int64_t stride, int64_t inputs, const uint8_t* panel,
                      const Later& later, float* sums) {
         Vector total[ROWS][WIDE] = {};
         int64_t k = 0;
 #if defined(HAS_ROWS_BY_PANEL)
-        if (ROWS >= LEAST_ROWS && ASKS && !(later.alone && asks_soon) && inputs >= TAKEN) {
-            std::memset(sums, 0, sizeof total);
-            rows_by_panel<ROWS, true>(x, stride, panel, inputs / TAKEN, later.from, 2 * later.step,
-                                      sums);
-            k = inputs / TAKEN * TAKEN, panel += k * STEP;
-            for (int r = 0; r < ROWS; r++) std::memcpy(total[r], sums + r * PANEL, sizeof total[r]);
-        }
+        if (ASKS == Asks::SHARED || (ASKS == Asks::ALONE && !asks_soon))
+            k = rows_by_panel<ROWS, true>(x, stride, panel, inputs, true, later.from, later.step,
+                                          sums);
+        if (k) std::memcpy(total, sums, sizeof total);
+        panel += k * STEP;
 #endif
         for (; k < inputs; k++, panel += STEP) {
-            if (ASKS) ask<STEP, 1>(panel + 16 * STEP, later, k, 0);
+            ask<ASKS, STEP, 1>(panel + 16 * STEP, later, k, 0);
             Words both = load<Words>(panel);
             Vector weight[WIDE] = {(Vector)(both << 16), (Vector)(both & 0xffff0000u)};
             for (int r = 0; r < ROWS; r++)
                 for (int c = 0; c < WIDE; c++)
                     total[r][c] += load<float>(x + r * stride + 4 * k) * weight[c];
         }
-        for (int r = 0; r < ROWS; r++) std::memcpy(sums + r * PANEL, total[r], sizeof total[r]);
+        std::memcpy(sums, total, sizeof total);
     }
 };
 
 // ------------------------------------------------------------------------------------ a product
 
-template <class Kind, int ROWS, bool ASKS>
+template <class Kind, int ROWS, Asks ASKS>
 static inline void tile_of(int64_t rows, const char* x, int64_t stride, int64_t inputs,
                            const uint8_t* panel, const Later& later, float* sums) {
     if (rows == ROWS) return Kind::template tile<ROWS, ASKS>(x, stride, inputs, panel, later, sums);
@@ -535,8 +533,9 @@ static void multiply(const Product* weight, const void* x, int64_t rows, const f
             const uint8_t* panel = (const uint8_t*)weight->weights + tile.panel * bytes;
             int64_t ahead = asks_soon ? Kind::AHEAD : Kind::AHEAD / 2;
             Later later(tile, panel, bytes, panel + bytes, bytes / Kind::STEP, ahead);
-            auto some = quiet && few ? tile_of<Kind, Kind::FEW_ROWS, false>
-                                     : tile_of<Kind, MAX_ROWS, true>;
+            auto some = quiet && few      ? tile_of<Kind, Kind::FEW_ROWS, Asks::NOTHING>
+                        : tile.count == 1 ? tile_of<Kind, MAX_ROWS, Asks::ALONE>
+                                          : tile_of<Kind, MAX_ROWS, Asks::SHARED>;
             some(tile.rows, (const char*)x + tile.first * stride, stride, inputs, panel, later,
                  sums);
         });

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #if defined(__x86_64__) && defined(__FMA__) && defined(__AVX2__) && !defined(__AVX512F__)
 #define HAS_ROWS_BY_PANEL
@@ -77,19 +78,26 @@ constexpr int64_t TAKEN = 4;   // inputs at a time
         : "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7",    \
           "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15")
 
-// Adds to `sums`, [ROWS][16], what `times` times TAKEN inputs give, with one rounding each. Rows are
-// `stride` bytes apart. With every two inputs the second cache is asked for a line, from `next` on,
-// one each `step` bytes. HALF: the weights are bfloat16.
+// Adds to `sums`, [ROWS][16], what the first of some inputs give, with one rounding each, and gives
+// how many these are. `first`: there are no sums yet. Rows are `stride` bytes apart. The second
+// cache is asked for a line with every two inputs, from `next` on, which goes `step` bytes on with
+// each. HALF: the weights are bfloat16.
 template <int ROWS, bool HALF>
-static inline void rows_by_panel(const char* x, int64_t stride, const void* panel, int64_t times,
-                                 const char* next, int64_t step, float* sums) {
+static inline int64_t rows_by_panel(const char* x, int64_t stride, const void* panel,
+                                    int64_t inputs, bool first, const char* next, int64_t step,
+                                    float* sums) {
+    int64_t times = inputs / TAKEN, taken = times * TAKEN;
+    if (ROWS < LEAST_ROWS || !times) return 0;
+    if (first) std::memset(sums, 0, ROWS * 64);
     const char* fourth = x + 3 * stride;
+    step *= 2;
     if constexpr (ROWS == 4 && !HALF) BY_PANEL(FLOATS, OF_ROWS_4, SUMS_4);
     if constexpr (ROWS == 5 && !HALF) BY_PANEL(FLOATS, OF_ROWS_5, SUMS_5);
     if constexpr (ROWS == 6 && !HALF) BY_PANEL(FLOATS, OF_ROWS_6, SUMS_6);
     if constexpr (ROWS == 4 && HALF) BY_PANEL(HALF_FLOATS, OF_ROWS_4, SUMS_4);
     if constexpr (ROWS == 5 && HALF) BY_PANEL(HALF_FLOATS, OF_ROWS_5, SUMS_5);
     if constexpr (ROWS == 6 && HALF) BY_PANEL(HALF_FLOATS, OF_ROWS_6, SUMS_6);
+    return taken;
 }
 
 #endif
