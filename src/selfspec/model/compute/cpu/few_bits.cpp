@@ -62,6 +62,11 @@ extern "C" void tune(int64_t soon_too, int64_t few_rows_are_quiet) {
     asks_soon = soon_too != 0, quiet = few_rows_are_quiet != 0;
 }
 
+// Whether a tile asks memory for anything, and whether it is alone or several share a panel: known
+// when it is compiled, since to find out with each part of a step takes up to a quarter of all
+// instructions.
+enum class Asks { NOTHING, ALONE, SHARED };
+
 // A panel is one stream from memory. A tile asks for what it will read next into the first cache,
 // and for what comes later into the second: here for one of TURNS parts of the BYTES of a step. All
 // at once would make the products behind it wait, on processors that keep few requests. Always
@@ -533,9 +538,9 @@ static void multiply(const Product* weight, const void* x, int64_t rows, const f
             const uint8_t* panel = (const uint8_t*)weight->weights + tile.panel * bytes;
             int64_t ahead = asks_soon ? Kind::AHEAD : Kind::AHEAD / 2;
             Later later(tile, panel, bytes, panel + bytes, bytes / Kind::STEP, ahead);
-            auto some = quiet && few      ? tile_of<Kind, Kind::FEW_ROWS, Asks::NOTHING>
-                        : tile.count == 1 ? tile_of<Kind, MAX_ROWS, Asks::ALONE>
-                                          : tile_of<Kind, MAX_ROWS, Asks::SHARED>;
+            auto some = quiet && few  ? tile_of<Kind, Kind::FEW_ROWS, Asks::NOTHING>
+                        : later.alone ? tile_of<Kind, MAX_ROWS, Asks::ALONE>
+                                      : tile_of<Kind, MAX_ROWS, Asks::SHARED>;
             some(tile.rows, (const char*)x + tile.first * stride, stride, inputs, panel, later,
                  sums);
         });

@@ -270,7 +270,7 @@ constexpr bool ALWAYS_SOON = LANES > 8;
 // are the first. The weights of a step lie side by side, so the panel is one stream from memory,
 // read once for all rows. The rows are read a number at a time: they are short and were just
 // written, so they are near.
-template <int ROWS, Asks ASKS>
+template <int ROWS, bool ASKS>
 static inline void tile(const float* x, int64_t inputs, Range of, const float* panel,
                         const Later& later, float* sums) {
     Vector total[ROWS][WIDE] = {};
@@ -288,14 +288,15 @@ static inline void tile(const float* x, int64_t inputs, Range of, const float* p
         }
     };
     const char *soon = (const char*)(panel + tuned.soon * PANEL), *next = later.from;
-    // several tiles ask for less each
-    constexpr int NEXT = ASKS == Asks::ALONE ? LINES : ASKS == Asks::SHARED ? (LINES + 1) / 2 : 0;
-    const bool asks_soon = NEXT && tuned.soon && (ASKS == Asks::ALONE || ALWAYS_SOON);
+    const bool asks_soon = ASKS && tuned.soon && (later.alone || ALWAYS_SOON);
     int64_t left = of.end - of.begin;
     for (; left >= STRIDE; left -= STRIDE, soon += LINES * 64, next += STRIDE * later.step) {
         if (asks_soon)
             for (int i = 0; i < LINES; i++) __builtin_prefetch(soon + i * 64, 0, 3);
-        for (int i = 0; i < NEXT; i++) __builtin_prefetch(next + i * 64, 0, 2);
+        if (ASKS)
+            for (int i = 0; i < (LINES + 1) / 2; i++) __builtin_prefetch(next + i * 64, 0, 2);
+        if (ASKS && later.alone)  // several tiles ask for less each
+            for (int i = (LINES + 1) / 2; i < LINES; i++) __builtin_prefetch(next + i * 64, 0, 2);
         go_on(Number<STRIDE>());
     }
     for (; left > 0; left--) go_on(Number<1>());
@@ -314,18 +315,15 @@ static inline void shared_tile(const float* x, int64_t inputs, Range of, const f
     of.begin += taken, panel += taken * PANEL, later.from += taken * later.step;
     if (of.begin == of.end) return;
 #endif
-    tile<ROWS, Asks::SHARED>(x, inputs, of, panel, later, sums);
+    tile<ROWS, true>(x, inputs, of, panel, later, sums);
 }
 
-template <int ROWS, Asks ASKS>
+template <int ROWS, bool ASKS>
 static inline void tile_of(int64_t rows, const float* x, int64_t inputs, Range of,
                            const float* panel, const Later& later, float* sums) {
-    if (rows == ROWS) {
-        if constexpr (ASKS == Asks::SHARED)
-            return shared_tile<ROWS>(x, inputs, of, panel, later, sums);
-        else
-            return tile<ROWS, ASKS>(x, inputs, of, panel, later, sums);
-    }
+    if (rows == ROWS && ASKS && !later.alone)
+        return shared_tile<ROWS>(x, inputs, of, panel, later, sums);
+    if (rows == ROWS) return tile<ROWS, ASKS>(x, inputs, of, panel, later, sums);
     if constexpr (ROWS > 1) tile_of<ROWS - 1, ASKS>(rows, x, inputs, of, panel, later, sums);
 }
 
@@ -405,9 +403,8 @@ extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, i
             int64_t steps = tile.inputs.end - tile.inputs.begin, step = 4 * PANEL;
             Later later(tile, here, steps * step, place(tile.next_panel, tile.next_input), steps,
                         tuned.later * step);
-            auto some = tuned.quiet && rows <= FEW_ROWS ? tile_of<FEW_ROWS, Asks::NOTHING>
-                        : tile.count == 1               ? tile_of<MAX_ROWS, Asks::ALONE>
-                                                        : tile_of<MAX_ROWS, Asks::SHARED>;
+            auto some = tuned.quiet && rows <= FEW_ROWS ? tile_of<FEW_ROWS, false>
+                                                        : tile_of<MAX_ROWS, true>;
             some(tile.rows, x + tile.first * inputs, inputs, tile.inputs, here, later, sums);
         });
 }

@@ -22,21 +22,18 @@ struct PanelTile {
     int64_t next_panel, next_input;
 };
 
-// Whether a tile asks memory for anything, and whether it is alone or several share a panel.
-enum class Asks { NOTHING, ALONE, SHARED };
-
 // What a tile asks of memory while it reads, step by step. A tile alone asks for what it will read
 // itself, `ahead` bytes later. Several share what comes after them, so that memory is as busy with
 // the last of them as with the first.
 struct Later {
     const char* from;
     int64_t step;  // bytes for each step
+    bool alone;
 
     Later(const PanelTile& tile, const void* here, int64_t bytes, const void* next, int64_t steps,
           int64_t ahead)
-        : step((bytes / steps + tile.count - 1) / tile.count) {
-        from = tile.count == 1 ? (const char*)here + ahead
-                               : (const char*)next + tile.index * step * steps;
+        : step((bytes / steps + tile.count - 1) / tile.count), alone(tile.count == 1) {
+        from = alone ? (const char*)here + ahead : (const char*)next + tile.index * step * steps;
     }
 };
 
