@@ -149,8 +149,8 @@ def markdown(run: PromptsRun) -> str:
             ]
         )
     where = run.provenance
-    heads = ["tokens", "ours, s", "transformers, s", "times as fast", "arithmetic, s", "ours / it"]
-    heads.append("at its round's speed")
+    heads = ["tokens", "ours, s", "transformers, s", "times as fast"]
+    heads += ["arithmetic, s", "ours / it", "at its round's speed"]
     note = (
         f"{run.model}, float32, {where.threads} threads, {where.cpu}. Medians, taken in turns. The "
         "arithmetic: at the best speed that registers showed, and beside it at that of each round."

@@ -80,7 +80,7 @@ ALWAYS_INLINE static inline void ask(const uint8_t* soon, const Later& later, in
         for (int i = 64 * turn; i < BYTES; i += 64 * TURNS) __builtin_prefetch(soon + i, 0, 3);
     if (ASKS == Asks::ALONE)
         for (int i = 64 * turn; i < BYTES; i += 64 * TURNS) __builtin_prefetch(next + i, 0, 2);
-    if (ASKS == Asks::SHARED)  // a part of `later.step`, of at most half as many bytes
+    if (ASKS == Asks::SHARED)  // a part of `later.step`, half of BYTES or less
         for (int i = 0; i < BYTES / 2; i += 64 * TURNS)
             __builtin_prefetch(next + turn * (later.step / TURNS) + i / TURNS, 0, 2);
 }

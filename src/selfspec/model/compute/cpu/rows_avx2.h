@@ -79,9 +79,9 @@ constexpr int64_t TAKEN = 4;   // inputs at a time
           "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15")
 
 // Adds to `sums`, [ROWS][16], what the first of some inputs give, with one rounding each, and gives
-// how many these are. `first`: there are no sums yet. Rows are `stride` bytes apart. The second
-// cache is asked for a line with every two inputs, from `next` on, which goes `step` bytes on with
-// each. HALF: the weights are bfloat16.
+// how many these are. `first`: there are no sums yet. Rows are `stride` bytes apart. With every two
+// inputs the second cache is asked for a line, from `next` on, which moves by `step` bytes with
+// each input. HALF: the weights are bfloat16.
 template <int ROWS, bool HALF>
 static inline int64_t rows_by_panel(const char* x, int64_t stride, const void* panel,
                                     int64_t inputs, bool first, const char* next, int64_t step,
