@@ -307,15 +307,19 @@ static inline void tile(const float* x, int64_t inputs, Range of, const float* p
 // The same of a tile that shares its panel with others, where multiplying is what takes the time.
 template <int ROWS>
 static inline void shared_tile(const float* x, int64_t inputs, Range of, const float* panel,
-                               Later later, float* sums) {
+                               const Later& later, float* sums) {
 #if defined(HAS_ROWS_BY_PANEL)
     int64_t taken = rows_by_panel<ROWS, false>((const char*)(x + of.begin), 4 * inputs, panel,
                                                of.end - of.begin, !of.begin, later.from,
                                                later.step, sums);
-    of.begin += taken, panel += taken * PANEL, later.from += taken * later.step;
+    of.begin += taken, panel += taken * PANEL;
     if (of.begin == of.end) return;
-#endif
+    Later rest = later;
+    rest.from += taken * later.step;
+    tile<ROWS, true>(x, inputs, of, panel, rest, sums);
+#else
     tile<ROWS, true>(x, inputs, of, panel, later, sums);
+#endif
 }
 
 template <int ROWS, bool ASKS>
