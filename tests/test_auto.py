@@ -758,10 +758,33 @@ def test_a_look_of_several_rows_that_will_not_pay_is_supposed_to_gain_nothing(
     plain = lookup.costs.rates(rows, 9)[0]
     monkeypatch.setattr(lookup.looks, "due", lambda *_: False)
     monkeypatch.setattr(part.looks, "due", lambda _, rate, __: told.append(rate))
-    monkeypatch.setattr(part.costs, "rates", lambda *_: [plain, 0.99 * part.bar * plain])
+    monkeypatch.setattr(part.costs, "rates", lambda *_: [plain, 0.99 * part.bar(rows) * plain])
     monkeypatch.setattr(at_work._checks, "unknown", lambda _: False)
     at_work.budget([9] * rows)
     assert told == [pytest.approx(expected * plain)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "gain", "chosen"), [(1, 1.2, True), (4, 1.2, False), (4, 1.3, True)]
+)
+def test_what_runs_the_model_for_several_rows_has_to_gain_more(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, rows: int, gain: float, chosen: bool
+) -> None:
+    """A batch of which some rows are drafted to their ends, at a pass of the copy for each token,
+    and which ends no sooner."""
+    at_work = begin(Auto([Lookup(), Two()]), llm, rows)
+    lookup, part = at_work._arms
+    for arm in at_work._arms:
+        for count in (0, 1) * 9:
+            made = outcome_of([count] * rows, [0] * rows)
+            arm.costs.observe(made, RoundTime(0.01, 1 + 0.1 * count, 0.0), [count] * rows)
+        monkeypatch.setattr(arm.looks, "due", lambda *_: False)
+    plain = lookup.costs.rates(rows, 9)[0]
+    monkeypatch.setattr(part.costs, "rates", lambda *_: [plain, gain * plain])
+    monkeypatch.setattr(at_work._checks, "unknown", lambda _: False)
+    at_work.about([*range(rows)])
+    assert any(at_work.budget([1] * rows).tokens) == chosen
+    assert (at_work._chosen is part) == chosen
 
 
 @pytest.mark.parametrize("rows", [1, 4])

@@ -17,6 +17,9 @@ from ..core.contract import Budget, Draft
 from ..core.price import Price
 from .base import DraftSession
 
+# How much more than others a drafter has to bring that runs the model for several rows.
+CLEARLY = 1.25
+
 
 @dataclass
 class Arm:
@@ -40,11 +43,13 @@ class Arm:
         """What guesses cost, for a drafter that asks."""
         return self.costs.price(rows, count, most, beside) if self.session.weighs else None
 
-    @property
-    def bar(self) -> float:
+    def bar(self, rows: int) -> float:
         """How much better than others it has to be. What runs the model, clearly: both are guesses
-        about a text that changes, and a lookup that is wrong costs little."""
-        return 1 if self.looks_up else CLOSE
+        about a text that changes, and a lookup that is wrong costs little. For several rows more
+        so: tokens that some of them gain end the others no sooner."""
+        if self.looks_up:
+            return 1
+        return CLOSE if rows == 1 else CLEARLY
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ class AutoSession(JoinedSession, ControlSession):
         offers = [(arm, arm.costs.rates(rows, most, beside)) for arm in self._arms]
         for arm, rates in offers:
             length = arm.length(rates) if arm.costs.drafting.known else 0
-            if rates[length] > highest * arm.bar:
+            if rates[length] > highest * arm.bar(rows):
                 chosen, tokens, highest = (arm if length else None), length, rates[length]
         untried = rows > 1 and any(a.looks_up and not a.costs.drafting.known for a in self._arms)
         for arm, rates in offers:
@@ -249,7 +249,7 @@ class AutoSession(JoinedSession, ControlSession):
             cost = arm.costs.passes.of(rows)(rows * (1 + length) + beside)
             # one slow look, at weights that were not in memory yet, must not rule a drafter out
             certain = arm.looks_up or arm.costs.drafting.certain
-            expected = rates[tried] / arm.bar if tried is not None and certain else None
+            expected = rates[tried] / arm.bar(rows) if tried is not None and certain else None
             if rows > 1:  # a look at all of them is dear
                 if expected is None:
                     expected = arm.costs.supposed(rows, most, beside, arm.share)
