@@ -765,9 +765,9 @@ def test_a_look_of_several_rows_that_will_not_pay_is_supposed_to_gain_nothing(
 
 
 @pytest.mark.parametrize(
-    ("rows", "gain", "chosen"), [(1, 1.2, True), (4, 1.2, False), (4, 1.3, True)]
+    ("rows", "gain", "chosen"), [(1, 1.2, True), (8, 1.2, True), (9, 1.2, False), (9, 1.3, True)]
 )
-def test_what_runs_the_model_for_several_rows_has_to_gain_more(
+def test_what_runs_the_model_for_many_rows_has_to_gain_more(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, rows: int, gain: float, chosen: bool
 ) -> None:
     """A batch of which some rows are drafted to their ends, at a pass of the copy for each token,

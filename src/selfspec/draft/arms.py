@@ -17,8 +17,8 @@ from ..core.contract import Budget, Draft
 from ..core.price import Price
 from .base import DraftSession
 
-# How much more than others a drafter has to bring that runs the model for several rows.
-CLEARLY = 1.25
+MANY_ROWS = 8  # of more of them a single one matters little
+CLEARLY = 1.25  # how much better than others what runs the model for so many has to be
 
 
 @dataclass
@@ -45,11 +45,11 @@ class Arm:
 
     def bar(self, rows: int) -> float:
         """How much better than others it has to be. What runs the model, clearly: both are guesses
-        about a text that changes, and a lookup that is wrong costs little. For several rows more
-        so: tokens that some of them gain end the others no sooner."""
+        about a text that changes, and a lookup that is wrong costs little. For many rows more so:
+        tokens that some of them gain end the others no sooner."""
         if self.looks_up:
             return 1
-        return CLOSE if rows == 1 else CLEARLY
+        return CLOSE if rows <= MANY_ROWS else CLEARLY
 
 
 @dataclass(frozen=True)

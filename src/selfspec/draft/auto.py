@@ -27,7 +27,7 @@ from ..core.sampling import Sampler
 from ..errors import OptionError
 from ..model.compute.cpu.lookups import Lookups
 from ..model.layered import LayeredModel
-from .arms import Arm, Pair
+from .arms import MANY_ROWS, Arm, Pair
 from .base import Drafter, JoinedSession, Target, Texts
 from .registry import make_drafter
 from .trial import Trial
@@ -47,7 +47,6 @@ DEAREST = 0.6
 # over for each one without drafts, of several rows more, since it is asked of each of them, and
 # never more than the last of these.
 PASSED_OVER, MOST_ROWS, MOST_PASSED_OVER = 1 / 8, 4, 8
-MANY_ROWS = 8  # of more than these one may end meanwhile: one row fewer changes little
 
 
 @dataclass
@@ -215,7 +214,7 @@ class AutoSession(JoinedSession, ControlSession):
 
     def drop(self, row: int) -> None:
         super().drop(row)
-        if len(self._rows) <= MANY_ROWS:
+        if len(self._rows) <= MANY_ROWS:  # of more of them one fewer changes little
             self._rest = 0
         for arm in self._arms:
             arm.costs.forget(row)
