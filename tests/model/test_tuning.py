@@ -185,3 +185,20 @@ def test_pieces_of_a_panel_are_tried_where_tiles_share_it(kernels, monkeypatch, 
     bytes_of_an_input = 4 * int(kernels.panel_width())
     best = tuning.PIECE // bytes_of_an_input if wins else 0
     assert tuning.measured(kernels).inputs == best
+
+
+@pytest.mark.parametrize(("alone", "wins"), [(1.1, False), (0.95, True)])
+def test_a_smaller_tile_has_to_pay_for_rows_that_a_full_one_has_alone(
+    kernels, monkeypatch, alone: float, wins: bool
+):
+    """Tiles chosen by twice as many rows as a full one has: they were a little quicker there by
+    luck in every fourth measurement, and a pass of 12 tokens then took 8% longer on a Xeon."""
+    most = int(kernels.most_rows())
+
+    def seconds(kernels, chosen, weights, rows) -> float:
+        smaller = chosen.rows < most
+        return 0.9 if smaller and rows == 2 * most else alone if smaller and rows == most else 1.0
+
+    monkeypatch.setattr(tuning, "OUTPUTS", 64)
+    monkeypatch.setattr(tuning, "_seconds", seconds)
+    assert (tuning.measured(kernels).rows < most) == wins

@@ -116,8 +116,8 @@ def for_few_bits(kernels: ctypes.CDLL, products: ctypes.CDLL) -> FewBits:
 
 
 def measured(kernels: ctypes.CDLL) -> Tuning:
-    """The best for reading weights from memory for few rows, then for more than a tile has, then
-    for one alone."""
+    """The best for reading weights from memory for few rows, then for as many as a full tile has
+    and twice as many, then for one alone."""
     default = Tuning(rows=int(kernels.most_rows()))
     # All of them ask ahead: on some processors not to ask costs half of the speed for many rows.
     ahead = ((8, 32), (16, 64), (0, 128), (0, 32))
@@ -131,7 +131,7 @@ def measured(kernels: ctypes.CDLL) -> Tuning:
     best = _best(reads, lambda each: seconds(each, 1, 4, 6))
     shared = {max(1, default.rows * part // 4) for part in (2, 3)}
     tiles = [best, *(replace(best, rows=rows) for rows in sorted(shared))]
-    best = _best(tiles, lambda each: seconds(each, 2 * default.rows))
+    best = _best(tiles, lambda each: seconds(each, default.rows, 2 * default.rows))
     pieces = [best, replace(best, inputs=PIECE // (4 * int(kernels.panel_width())))]
     best = _best(pieces, lambda each: seconds(each, 4 * best.rows // 3), NEARLY)
     alone = [best, replace(best, quiet=True)]
