@@ -305,6 +305,7 @@ static inline void tile(const float* x, int64_t inputs, Range of, const float* p
 }
 
 // The same of a tile that shares its panel with others, where multiplying is what takes the time.
+// `later` was just written, part by part: to copy it is to wait until all stores before have ended.
 template <int ROWS>
 static inline void shared_tile(const float* x, int64_t inputs, Range of, const float* panel,
                                const Later& later, float* sums) {
