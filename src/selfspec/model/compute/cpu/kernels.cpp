@@ -304,12 +304,12 @@ static inline void tile(const float* x, int64_t inputs, Range of, const float* p
         for (int c = 0; c < WIDE; c++) store(sums + r * PANEL + c * LANES, total[r][c]);
 }
 
+#if defined(HAS_ROWS_BY_PANEL)
 // The same of a tile that shares its panel with others, where multiplying is what takes the time.
 // `later` was just written, part by part: to copy it is to wait until all stores before have ended.
 template <int ROWS>
 static inline void shared_tile(const float* x, int64_t inputs, Range of, const float* panel,
                                const Later& later, float* sums) {
-#if defined(HAS_ROWS_BY_PANEL)
     int64_t taken = rows_by_panel<ROWS, false>((const char*)(x + of.begin), 4 * inputs, panel,
                                                of.end - of.begin, !of.begin, later.from,
                                                later.step, sums);
@@ -318,16 +318,16 @@ static inline void shared_tile(const float* x, int64_t inputs, Range of, const f
     Later rest = later;
     rest.from += taken * later.step;
     tile<ROWS, true>(x, inputs, of, panel, rest, sums);
-#else
-    tile<ROWS, true>(x, inputs, of, panel, later, sums);
-#endif
 }
+#endif
 
 template <int ROWS, bool ASKS>
 static inline void tile_of(int64_t rows, const float* x, int64_t inputs, Range of,
                            const float* panel, const Later& later, float* sums) {
+#if defined(HAS_ROWS_BY_PANEL)
     if (rows == ROWS && ASKS && !later.alone)
         return shared_tile<ROWS>(x, inputs, of, panel, later, sums);
+#endif
     if (rows == ROWS) return tile<ROWS, ASKS>(x, inputs, of, panel, later, sums);
     if constexpr (ROWS > 1) tile_of<ROWS - 1, ASKS>(rows, x, inputs, of, panel, later, sums);
 }
