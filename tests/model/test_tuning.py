@@ -39,9 +39,9 @@ def test_no_choice_changes_a_bit(kernels):
         Tuning(0, 0, 1),
         Tuning(8, 64, 5),
         Tuning(500, 9000, 99),
-        Tuning(inputs=8),
-        Tuning(0, 32, 5, 3),
-        Tuning(8, 32, 2, 32),
+        Tuning(inputs=8, shared=24),
+        Tuning(0, 32, 5, 3, 9),
+        Tuning(8, 32, 2, 32, 999),
     ):
         for quiet in (False, True):
             tuning.use(kernels, replace(chosen, quiet=quiet))
@@ -87,7 +87,7 @@ def test_it_is_measured_once_and_again_without_its_file(kernels, tmp_path: Path,
             file.write_text(text)
         assert ask(Kernels()) == ask(Kernels()) == Tuning(8, 64, 6)
         assert len(measured) == times
-    kept = {"soon": 8, "later": 64, "rows": 6, "inputs": 0, "quiet": False}
+    kept = {"soon": 8, "later": 64, "rows": 6, "inputs": 0, "shared": 0, "quiet": False}
     assert json.loads(file.read_text()) == kept
     assert list(tmp_path.iterdir()) == [file]
 
@@ -170,21 +170,40 @@ def test_weights_are_read_in_turns(kernels, monkeypatch):
     assert all(a != b for a, b in pairwise(read))
 
 
-@pytest.mark.parametrize("wins", [True, False])
-def test_pieces_of_a_panel_are_tried_where_tiles_share_it(kernels, monkeypatch, wins: bool):
-    """Pieces of panels that are chosen unseen, or by rows of which one tile has them all."""
+@pytest.mark.parametrize(("some", "twice"), [(1.0, 0.9), (0.9, 1.1), (1.1, 0.9), (1.1, 1.1)])
+def test_pieces_of_a_panel_are_tried_where_tiles_share_it(
+    kernels, monkeypatch, some: float, twice: float
+):
+    """Pieces of panels that are chosen unseen, or by rows of which one tile has them all; for more
+    rows than they pay for."""
+    most = int(kernels.most_rows())
 
     def seconds(kernels, chosen, weights, rows) -> float:
-        if not chosen.inputs or rows == 1:
-            return 1.0
-        assert rows > chosen.rows
-        return 0.9 if wins else 1.1
+        return (twice if rows == 2 * most else some) if most < rows <= chosen.shared else 1.0
 
     monkeypatch.setattr(tuning, "OUTPUTS", 64)
     monkeypatch.setattr(tuning, "_seconds", seconds)
-    bytes_of_an_input = 4 * int(kernels.panel_width())
-    best = tuning.PIECE // bytes_of_an_input if wins else 0
-    assert tuning.measured(kernels).inputs == best
+    found = tuning.measured(kernels)
+    assert found.shared == (tuning.MOST_SHARED if twice < 1 else 4 * most // 3 if some <= 1 else 0)
+    piece = tuning.PIECE // (4 * int(kernels.panel_width()))
+    assert found.inputs == (piece if found.shared else 0)
+
+
+def test_the_measurement_is_of_products_as_large_as_those_of_a_layer(kernels, monkeypatch):
+    """One product of half a model, which shares out its panels in another way."""
+    read = []
+
+    def seconds(kernels, products, rows) -> float:
+        read.append([(product.weights, product.outputs) for product in products])
+        return 1.0
+
+    monkeypatch.setattr(tuning, "OUTPUTS", 64)
+    monkeypatch.setattr(tuning, "OF_A_LAYER", 16)
+    monkeypatch.setattr(tuning, "_seconds_of", seconds)
+    weights = torch.zeros(64 * tuning.INPUTS)
+    assert tuning._seconds(kernels, Tuning(), weights, 3) == 1.0
+    size = 4 * 16 * tuning.INPUTS
+    assert read == [[(weights.data_ptr() + size * part, 16) for part in range(4)]]
 
 
 @pytest.mark.parametrize(("alone", "wins"), [(1.1, False), (0.95, True)])

@@ -533,7 +533,7 @@ static void multiply(const Product* weight, const void* x, int64_t rows, const f
     int64_t stride = weight->prepare ? weight->prepared : 4 * inputs;
     bool few = rows == 1 || (rows <= Kind::FEW_ROWS && bytes + rows * stride <= NEAR);
     by_panels<PANEL, MAX_ROWS, Kind::KEPT>(
-        weight, {0, weight->outputs}, rows, {MAX_ROWS, 0}, residual, out, part, parts,
+        weight, {0, weight->outputs}, rows, {MAX_ROWS, 0, 0}, residual, out, part, parts,
         [=](const PanelTile& tile, float* sums) {
             const uint8_t* panel = (const uint8_t*)weight->weights + tile.panel * bytes;
             int64_t ahead = asks_soon ? Kind::AHEAD : Kind::AHEAD / 2;

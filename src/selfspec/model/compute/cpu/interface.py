@@ -230,7 +230,7 @@ _SIGNATURES = {  # a letter an argument, in the order of kernels.cpp
     "recur_select": "pppnpp",
     "mix": "pppnnnppi",
     "times_sigmoid": "ppnnnn",
-    "tune": "nnnnn",
+    "tune": "nnnnnn",
     "read_rows": "Ppnpi",
 }
 

@@ -247,51 +247,70 @@ class Steps {
 // these changes a bit; tuning.py chooses them by a measurement.
 static struct {
     int64_t soon = 16, later = 128;  // for the first cache (0: not at all), for the second
-    Most most{MAX_ROWS, 0};          // of a tile
+    Most most{MAX_ROWS, 0, 0};       // of a tile
     bool quiet = false;              // a tile of FEW_ROWS asks for nothing
 } tuned;
 
+constexpr int KEPT = 16;                        // panels whose sums are written together
 constexpr int FEW_ROWS = LANES == 16 ? 4 : 2;  // short vectors wait at three and four
 
-extern "C" void tune(int64_t soon, int64_t later, int64_t rows, int64_t inputs, int64_t quiet) {
-    tuned = {soon, later, {std::clamp<int64_t>(rows, 1, MAX_ROWS), inputs}, quiet != 0};
+extern "C" void tune(int64_t soon, int64_t later, int64_t rows, int64_t inputs, int64_t shared,
+                     int64_t quiet) {
+    rows = std::clamp<int64_t>(rows, 1, MAX_ROWS);
+    shared = std::min<int64_t>(shared, KEPT * MAX_ROWS);  // of so many rows sums are kept
+    tuned = {soon, later, {rows, inputs, shared}, quiet != 0};
 }
 
 extern "C" int64_t most_rows() { return MAX_ROWS; }
 
 constexpr int STRIDE = 2;  // steps that ask for memory together
-constexpr int KEPT = 16;   // panels whose sums are written together
 constexpr int LINES = std::max(STRIDE * PANEL * 4 / 64, 1);  // of the caches, in as many steps
-// Tiles that share a panel find it in the second cache, so the first one is not asked for it where
-// every instruction counts: beside another thread of the same core it has half of the instructions.
-constexpr bool ALWAYS_SOON = LANES > 8;
+constexpr int64_t SOON_IN_PIECES = 6;  // steps: what lies farther ahead is of a later turn
+
+// How many steps ahead a tile asks for the first cache (0: not at all). Tiles that share a panel
+// find it in the second one, so with AVX2, where every instruction counts, they ask for nothing:
+// beside another thread of the same core they have half of the instructions. A piece of a panel is
+// in the first cache once a tile has used it.
+static inline int64_t soon_of(const PanelTile& tile, int64_t inputs) {
+    if (tile.count == 1) return tuned.soon;
+    if (LANES <= 8) return 0;
+    if (tile.inputs.end - tile.inputs.begin == inputs) return tuned.soon;
+    return tile.index ? 0 : std::min(tuned.soon, SOON_IN_PIECES);
+}
+
+// `count` numbers of some rows, which are `stride` apart. `first`: no sums are added to.
+struct Inputs {
+    const float* x;
+    int64_t stride, count;
+    bool first;
+};
 
 // ROWS rows times some inputs of a panel, from where `panel` leads to, added to `sums` unless they
 // are the first. The weights of a step lie side by side, so the panel is one stream from memory,
 // read once for all rows. The rows are read a number at a time: they are short and were just
-// written, so they are near.
+// written, so they are near. `ahead`: steps at which weights are asked for the first cache.
 template <int ROWS, bool ASKS>
-static inline void tile(const float* x, int64_t inputs, Range of, const float* panel,
-                        const Later& later, float* sums) {
+static inline void tile(const Inputs& of, const float* panel, int64_t ahead, const Later& later,
+                        float* sums) {
     Vector total[ROWS][WIDE] = {};
-    if (of.begin)
+    if (!of.first)
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < WIDE; c++) total[r][c] = load(sums + r * PANEL + c * LANES);
-    x += of.begin;
+    const float* x = of.x;
+    const int64_t stride = of.stride;
     auto go_on = [&](auto steps) {
 #pragma GCC unroll 2
         for (int step = 0; step < steps; step++, x++, panel += PANEL) {
             Vector weight[WIDE];
             for (int c = 0; c < WIDE; c++) weight[c] = load_once(panel + c * LANES);
             for (int r = 0; r < ROWS; r++)
-                for (int c = 0; c < WIDE; c++) total[r][c] += x[r * inputs] * weight[c];
+                for (int c = 0; c < WIDE; c++) total[r][c] += x[r * stride] * weight[c];
         }
     };
-    const char *soon = (const char*)(panel + tuned.soon * PANEL), *next = later.from;
-    const bool asks_soon = ASKS && tuned.soon && (later.alone || ALWAYS_SOON);
-    int64_t left = of.end - of.begin;
+    const char *soon = (const char*)(panel + ahead * PANEL), *next = later.from;
+    int64_t left = of.count;
     for (; left >= STRIDE; left -= STRIDE, soon += LINES * 64, next += STRIDE * later.step) {
-        if (asks_soon)
+        if (ASKS && ahead)
             for (int i = 0; i < LINES; i++) __builtin_prefetch(soon + i * 64, 0, 3);
         if (ASKS)
             for (int i = 0; i < (LINES + 1) / 2; i++) __builtin_prefetch(next + i * 64, 0, 2);
@@ -308,28 +327,26 @@ static inline void tile(const float* x, int64_t inputs, Range of, const float* p
 // The same of a tile that shares its panel with others, where multiplying is what takes the time.
 // `later` was just written, part by part: to copy it is to wait until all stores before have ended.
 template <int ROWS>
-static inline void shared_tile(const float* x, int64_t inputs, Range of, const float* panel,
-                               const Later& later, float* sums) {
-    int64_t taken = rows_by_panel<ROWS, false>((const char*)(x + of.begin), 4 * inputs, panel,
-                                               of.end - of.begin, !of.begin, later.from,
-                                               later.step, sums);
-    of.begin += taken, panel += taken * PANEL;
-    if (of.begin == of.end) return;
+static inline void shared_tile(const Inputs& of, const float* panel, const Later& later,
+                               float* sums) {
+    int64_t taken = rows_by_panel<ROWS, false>((const char*)of.x, 4 * of.stride, panel, of.count,
+                                               of.first, later.from, later.step, sums);
+    if (taken == of.count) return;
     Later rest = later;
     rest.from += taken * later.step;
-    tile<ROWS, true>(x, inputs, of, panel, rest, sums);
+    tile<ROWS, true>({of.x + taken, of.stride, of.count - taken, of.first && !taken},
+                     panel + taken * PANEL, 0, rest, sums);
 }
 #endif
 
 template <int ROWS, bool ASKS>
-static inline void tile_of(int64_t rows, const float* x, int64_t inputs, Range of,
-                           const float* panel, const Later& later, float* sums) {
+static inline void tile_of(int64_t rows, const Inputs& of, const float* panel, int64_t ahead,
+                           const Later& later, float* sums) {
 #if defined(HAS_ROWS_BY_PANEL)
-    if (rows == ROWS && ASKS && !later.alone)
-        return shared_tile<ROWS>(x, inputs, of, panel, later, sums);
+    if (rows == ROWS && ASKS && !later.alone) return shared_tile<ROWS>(of, panel, later, sums);
 #endif
-    if (rows == ROWS) return tile<ROWS, ASKS>(x, inputs, of, panel, later, sums);
-    if constexpr (ROWS > 1) tile_of<ROWS - 1, ASKS>(rows, x, inputs, of, panel, later, sums);
+    if (rows == ROWS) return tile<ROWS, ASKS>(of, panel, ahead, later, sums);
+    if constexpr (ROWS > 1) tile_of<ROWS - 1, ASKS>(rows, of, panel, ahead, later, sums);
 }
 
 // The same for many rows: BROAD_ROWS of them with a panel and half of its neighbour. A number of x
@@ -375,6 +392,32 @@ static inline void broad_tile_of(int64_t rows, const float* x, int64_t inputs, c
         broad_tile_of<ROWS - 1>(rows, x, inputs, whole, half, swap, later, sums);
 }
 
+// What tiles multiply. If these go through pieces of panels, each piece's numbers of all rows are
+// laid side by side first, for all panels that are gone through together: rows of a model whose
+// width is a power of two would push one another out of the first cache.
+class RowsByPieces {
+public:
+    RowsByPieces(const float* x, int64_t rows, int64_t inputs)
+        : x(x), rows(rows), inputs(inputs),
+          near(tuned.most.in_pieces(rows) ? rows * std::min(tuned.most.inputs, inputs) : 0) {}
+
+    Inputs of(const PanelTile& tile) {
+        auto [begin, end] = tile.inputs;
+        int64_t count = end - begin;
+        if (near.empty()) return {x + tile.first * inputs + begin, inputs, count, !begin};
+        if (begin != laid)
+            for (int64_t r = 0; r < rows; r++)
+                std::memcpy(&near[r * count], x + r * inputs + begin, count * 4);
+        laid = begin;
+        return {&near[tile.first * count], count, count, !begin};
+    }
+
+private:
+    const float* x;
+    int64_t rows, inputs, laid = -1;
+    std::vector<float> near;
+};
+
 extern "C" int64_t panel_width() { return PANEL; }
 
 // Float32 weights, packed as [ceil(outputs / PANEL)][inputs][PANEL]. Nothing is prepared.
@@ -386,7 +429,7 @@ extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, i
     if (BROAD && rows >= MANY_ROWS) {
         broad = weight->outputs / (2 * BROAD_PANEL) * (2 * BROAD_PANEL);
         by_panels<BROAD_PANEL, BROAD_ROWS, 1>(
-            weight, {0, broad}, rows, {BROAD_ROWS, 0}, residual, out, part, parts,
+            weight, {0, broad}, rows, {BROAD_ROWS, 0, 0}, residual, out, part, parts,
             [=](const PanelTile& tile, float* sums) {
                 const float* three = pack + tile.panel / 2 * 3 * panel_size;
                 bool second = tile.panel % 2;
@@ -398,9 +441,10 @@ extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, i
                                           second, later, sums);
             });
     }
+    RowsByPieces numbers(x, rows, inputs);
     by_panels<PANEL, MAX_ROWS, KEPT>(
         weight, {broad, weight->outputs}, rows, tuned.most, residual, out, part, parts,
-        [=](const PanelTile& tile, float* sums) {
+        [=, &numbers](const PanelTile& tile, float* sums) {
             auto place = [=](int64_t panel, int64_t input) {
                 return pack + (panel * inputs + input) * PANEL;
             };
@@ -410,7 +454,7 @@ extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, i
                         tuned.later * step);
             auto some = tuned.quiet && rows <= FEW_ROWS ? tile_of<FEW_ROWS, false>
                                                         : tile_of<MAX_ROWS, true>;
-            some(tile.rows, x + tile.first * inputs, inputs, tile.inputs, here, later, sums);
+            some(tile.rows, numbers.of(tile), here, soon_of(tile, inputs), later, sums);
         });
 }
 

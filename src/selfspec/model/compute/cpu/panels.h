@@ -37,12 +37,14 @@ struct Later {
     }
 };
 
-// What a tile has at most: so many rows, and where a few tiles share a panel, so many inputs (0:
-// all), which all but the first find in the first cache. Neither changes a bit.
+// What a tile has at most: so many rows, and where tiles share a panel and have no more than
+// `shared` rows together, so many inputs (0: all), which all but the first find in the first cache.
+// None of it changes a bit.
 struct Most {
-    int64_t rows, inputs;
+    int64_t rows, inputs, shared;
+
+    bool in_pieces(int64_t count) const { return inputs && count > rows && count <= shared; }
 };
-constexpr int64_t ROWS_BY_PIECES = 24;  // with more of them pieces of panels do not pay
 
 // `sum(tile, sums)` multiplies a tile, and adds to [rows][PANEL] what its inputs give, if they are
 // not the first. More rows than a tile has read the panel again, while it is near.
@@ -57,7 +59,7 @@ static inline void by_panels(const Product* weight, Range of, int64_t rows, Most
     int64_t inputs = weight->inputs, outputs = weight->outputs, before = of.begin / PANEL;
     int64_t panels = (of.end - of.begin + PANEL - 1) / PANEL;
     int64_t tiles = (rows + most.rows - 1) / most.rows;
-    bool pieces = KEPT > 1 && tiles > 1 && rows <= ROWS_BY_PIECES && most.inputs;
+    bool pieces = KEPT > 1 && most.in_pieces(rows);
     bool kept = pieces || (KEPT > 1 && tiles == 1);
     int64_t some = pieces ? most.inputs : inputs, together = kept ? KEPT * MOST / rows : 1;
     float sums[KEPT * MOST * PANEL];  // of each panel, row by row

@@ -32,8 +32,10 @@ from .interface import ProductStruct, address, function
 _log = logging.getLogger(__name__)
 Choice = TypeVar("Choice", "Tuning", "FewBits")
 INPUTS, OUTPUTS = 512, 65536  # 128 MiB of weights
+OF_A_LAYER = 4096  # outputs of these that one product has: larger ones share them out otherwise
 PARTS = 3  # so many of these are read in turns: caches may hold one, but not all of a model
-PIECE = 10 * 1024  # bytes of a panel, that fit into a first cache together with what they multiply
+PIECE = 12 * 1024  # bytes of a panel, that fit into a first cache together with what they multiply
+MOST_SHARED = 24  # rows for which that is tried
 GROUP, SCALE = 32, 4  # inputs of 8 bits that are rounded together; bytes of an output's scale
 ROUNDS = 15
 AGAIN = 7  # comparisons that a choice has to win once more
@@ -53,18 +55,21 @@ class Tuning:
     rows: int = 12
     """Rows that share a read of a weight at most; no more than registers hold."""
     inputs: int = 0
-    """Inputs that several times as many rows go through at a time. 0: all."""
+    """Inputs that more rows than that go through at a time. 0: all."""
+    shared: int = 0
+    """No more rows than this do."""
     quiet: bool = False
     """Whether a few rows ask for nothing, since the processor's own prefetcher does better."""
 
     def possible(self, most_rows: int) -> bool:
         """For kernels of which at most so many rows share a read."""
-        return min(self.soon, self.later, self.inputs) >= 0 and 1 <= self.rows <= most_rows
+        numbers = self.soon, self.later, self.inputs, self.shared
+        return min(numbers) >= 0 and 1 <= self.rows <= most_rows
 
     def __str__(self) -> str:
         ahead = f"{self.soon} and {self.later}" if self.soon else f"{self.later}"
         quiet = " (few rows: not at all)" if self.quiet else ""
-        pieces = f", {self.inputs} inputs at a time" if self.inputs else ""
+        pieces = f", up to {self.shared} by {self.inputs} inputs at a time" if self.inputs else ""
         return f"asks {ahead} steps ahead{quiet}, {self.rows} rows share a read{pieces}"
 
 
@@ -85,7 +90,8 @@ class FewBits:
 
 def use(kernels: ctypes.CDLL, chosen: Tuning) -> None:
     """From now on the kernels read so."""
-    kernels.tune(chosen.soon, chosen.later, chosen.rows, chosen.inputs, chosen.quiet)
+    ahead = chosen.soon, chosen.later
+    kernels.tune(*ahead, chosen.rows, chosen.inputs, chosen.shared, chosen.quiet)
 
 
 def use_for_few_bits(kernels: ctypes.CDLL, chosen: FewBits) -> None:
@@ -132,8 +138,11 @@ def measured(kernels: ctypes.CDLL) -> Tuning:
     shared = {max(1, default.rows * part // 4) for part in (2, 3)}
     tiles = [best, *(replace(best, rows=rows) for rows in sorted(shared))]
     best = _best(tiles, lambda each: seconds(each, default.rows, 2 * default.rows))
-    pieces = [best, replace(best, inputs=PIECE // (4 * int(kernels.panel_width())))]
-    best = _best(pieces, lambda each: seconds(each, 4 * best.rows // 3), NEARLY)
+    some, twice = 4 * best.rows // 3, 2 * best.rows
+    pieces = replace(best, inputs=PIECE // (4 * int(kernels.panel_width())), shared=some)
+    best = _best([pieces, best], lambda each: seconds(each, some), NEARLY)
+    more = replace(pieces, shared=max(MOST_SHARED, twice))
+    best = _best([best, more], lambda each: seconds(each, twice), NEARLY)
     alone = [best, replace(best, quiet=True)]
     return _best(alone, lambda each: seconds(each, 1), NEARLY)
 
@@ -153,24 +162,29 @@ def measured_in_few_bits(kernels: ctypes.CDLL, products: ctypes.CDLL, near: bool
 
     def seconds(each: FewBits) -> float:
         use_for_few_bits(kernels, each)
-        return sum(_seconds_of(products, product, rows) for rows in (1, 3))
+        return sum(_seconds_of(products, [product], rows) for rows in (1, 3))
 
     return _best([FewBits(near, quiet) for quiet in (False, True)], seconds)
 
 
 def _seconds(kernels: ctypes.CDLL, chosen: Tuning, weights: torch.Tensor, rows: int) -> float:
+    """By products of a layer's size, one after the other."""
     use(kernels, chosen)
     multiply = function(kernels, "multiply_float32")
-    product = ProductStruct(
-        multiply=multiply, weights=address(weights), outputs=OUTPUTS, inputs=INPUTS
-    )
-    return _seconds_of(kernels, product, rows)
+    outputs = min(OF_A_LAYER, OUTPUTS)
+    products = [
+        ProductStruct(multiply=multiply, weights=address(part), outputs=outputs, inputs=INPUTS)
+        for part in weights.split(outputs * INPUTS)
+    ]
+    return _seconds_of(kernels, products, rows)
 
 
-def _seconds_of(kernels: ctypes.CDLL, product: ProductStruct, rows: int) -> float:
-    x, out = torch.ones(rows, product.inputs), torch.empty(rows, product.outputs)
+def _seconds_of(kernels: ctypes.CDLL, products: Sequence[ProductStruct], rows: int) -> float:
+    x, out = torch.ones(rows, products[0].inputs), torch.zeros(rows, products[0].outputs)
+    threads = torch.get_num_threads()
     start = time.perf_counter()
-    kernels.linear(x.data_ptr(), rows, product, None, out.data_ptr(), torch.get_num_threads())
+    for product in products:
+        kernels.linear(x.data_ptr(), rows, product, None, out.data_ptr(), threads)
     return time.perf_counter() - start
 
 
