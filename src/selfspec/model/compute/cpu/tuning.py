@@ -41,7 +41,7 @@ ROUNDS = 15
 AGAIN = 7  # comparisons that a choice has to win once more
 CLEARLY = 0.95  # of the default's time
 NEARLY = 0.98  # the same where little is lost either way, and once more
-SECONDS = 0.375  # of a comparison, after which no further round of it is begun
+SECONDS = 0.3  # of a comparison, after which no further round of it is begun
 
 
 @dataclass(frozen=True)
