@@ -251,7 +251,7 @@ static struct {
     bool quiet = false;              // a tile of FEW_ROWS asks for nothing
 } tuned;
 
-constexpr int KEPT = 16;                        // panels whose sums are written together
+constexpr int KEPT = 16;  // panels whose sums are written together
 constexpr int FEW_ROWS = LANES == 16 ? 4 : 2;  // short vectors wait at three and four
 
 extern "C" void tune(int64_t soon, int64_t later, int64_t rows, int64_t inputs, int64_t shared,

@@ -41,7 +41,7 @@ ROUNDS = 15
 AGAIN = 7  # comparisons that a choice has to win once more
 CLEARLY = 0.95  # of the default's time
 NEARLY = 0.98  # the same where little is lost either way, and once more
-SECONDS = 0.3  # of a comparison, after which no further round of it is begun
+SECONDS = 0.25  # of a comparison, after which no further round of it is begun
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def measured(kernels: ctypes.CDLL) -> Tuning:
     best = _best(tiles, lambda each: seconds(each, default.rows, 2 * default.rows))
     some, twice = 4 * best.rows // 3, 2 * best.rows
     pieces = replace(best, inputs=PIECE // (4 * int(kernels.panel_width())), shared=some)
-    best = _best([pieces, best], lambda each: seconds(each, some), NEARLY)
+    best = _best([pieces, best], lambda each: seconds(each, best.rows + 1, some))
     more = replace(pieces, shared=max(MOST_SHARED, twice))
     best = _best([best, more], lambda each: seconds(each, twice), NEARLY)
     alone = [best, replace(best, quiet=True)]
