@@ -179,6 +179,7 @@ def test_pieces_of_a_panel_are_tried_where_tiles_share_it(
     most = int(kernels.most_rows())
 
     def seconds(kernels, chosen, weights, rows) -> float:
+        assert not chosen.inputs or rows == 1 or rows > chosen.rows
         return (twice if rows == 2 * most else some) if most < rows <= chosen.shared else 1.0
 
     monkeypatch.setattr(tuning, "OUTPUTS", 64)

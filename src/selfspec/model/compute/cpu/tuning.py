@@ -123,7 +123,8 @@ def for_few_bits(kernels: ctypes.CDLL, products: ctypes.CDLL) -> FewBits:
 
 def measured(kernels: ctypes.CDLL) -> Tuning:
     """The best for reading weights from memory for few rows, then for as many as a full tile has
-    and twice as many, then for one alone."""
+    and twice as many, then by pieces of panels or not for some more than a tile has, and for twice
+    as many; then for one alone."""
     default = Tuning(rows=int(kernels.most_rows()))
     # All of them ask ahead: on some processors not to ask costs half of the speed for many rows.
     ahead = ((8, 32), (16, 64), (0, 128), (0, 32))
@@ -135,8 +136,8 @@ def measured(kernels: ctypes.CDLL) -> Tuning:
         return sum(_seconds(kernels, chosen, next(turns), rows) for rows in counts)
 
     best = _best(reads, lambda each: seconds(each, 1, 4, 6))
-    shared = {max(1, default.rows * part // 4) for part in (2, 3)}
-    tiles = [best, *(replace(best, rows=rows) for rows in sorted(shared))]
+    smaller = {max(1, default.rows * part // 4) for part in (2, 3)}
+    tiles = [best, *(replace(best, rows=rows) for rows in sorted(smaller))]
     best = _best(tiles, lambda each: seconds(each, default.rows, 2 * default.rows))
     some, twice = 4 * best.rows // 3, 2 * best.rows
     pieces = replace(best, inputs=PIECE // (4 * int(kernels.panel_width())), shared=some)
