@@ -52,6 +52,23 @@ def built(source: Path) -> int:
         raise
 
 
+def test_a_header_that_changed_is_compiled(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels of before, after an update that changed a header that they include through
+    another one; or all of them compiled anew for a header that none includes."""
+    monkeypatch.setattr(native, "HEADERS", tmp_path)
+    source, deep = tmp_path / "small.cpp", tmp_path / "deep.h"
+    source.write_text('#include "near.h"\nextern "C" long answer() { return ANSWER; }\n')
+    (tmp_path / "near.h").write_text('#pragma once\n#include "deep.h"\n')
+    deep.write_text("#define ANSWER 42\n")
+    assert built(source) == 42
+    deep.write_text("#define ANSWER 43\n")
+    assert built(source) == 43
+    (tmp_path / "other.h").write_text("#define ANSWER 44\n")
+    assert built(source) == 43 and len([*(cache / "native").glob("*.so")]) == 2
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -1,4 +1,4 @@
-"""The C interface: the structs and functions of kernels.cpp and product.h, and our values as they
+"""The C interface: the structs and functions of kernels.cpp and its headers, and our values as they
 read them.
 
 A struct holds addresses, so what it was made of must outlive it. A norm, an attention's heads and
@@ -215,7 +215,7 @@ _TYPES = {
     "E": POINTER(EndsStruct),
     "G": POINTER(GivenStruct),
 }
-_SIGNATURES = {  # a letter an argument, in the order of kernels.cpp
+_SIGNATURES = {  # a letter an argument
     "linear": "pnPppi",
     "normalise": "pnNpi",
     "gated": "pnnipi",
@@ -236,7 +236,7 @@ _SIGNATURES = {  # a letter an argument, in the order of kernels.cpp
 
 
 def declare(kernels: ctypes.CDLL) -> None:
-    """Tell ctypes what the functions of kernels.cpp take and give."""
+    """Tell ctypes what the functions of kernels.cpp and its headers take and give."""
     for name, arguments in _SIGNATURES.items():
         getattr(kernels, name).argtypes = [_TYPES[letter] for letter in arguments]
         getattr(kernels, name).restype = None

@@ -1,4 +1,4 @@
-"""Compiles kernels.cpp once on this machine and hands out its functions.
+"""Compiles kernels.cpp and its headers once on this machine and hands out their functions.
 
 The library has no Python or torch headers in it, so it compiles in seconds and survives their
 upgrades. It is kept in the user's cache under a name made of everything that shaped it. Where there
@@ -15,6 +15,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -80,8 +81,13 @@ def _built(compiler: str, source: Path) -> Path:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, text=True, check=False
     ).stdout
-    texts = [file.read_text() for file in (source, *sorted(HEADERS.glob("*.h")))]
-    identity = [*texts, *FLAGS, version, platform.machine(), _cpu_features()]
+    identity = [
+        *map(Path.read_text, _with_headers(source)),
+        *FLAGS,
+        version,
+        platform.machine(),
+        _cpu_features(),
+    ]
     name = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
     file = f"{source.stem}-{name}.so"
     target = cache_root() / "native" / file
@@ -97,6 +103,15 @@ def _built(compiler: str, source: Path) -> Path:
             )
             _compile(compiler, source, target)
     return target
+
+
+def _with_headers(source: Path) -> list[Path]:
+    """A source, and the headers of ours that it includes, by itself or through others."""
+    found = [source]
+    for file in found:
+        names = re.findall(r'^#include "(.+)"$', file.read_text(), re.MULTILINE)
+        found += [HEADERS / name for name in names if HEADERS / name not in found]
+    return found
 
 
 def _is_whole(library: Path) -> bool:
