@@ -28,6 +28,7 @@ from worlds import World, on_even_clock, outcome_of
 PROMPTS = [list(b"once upon a time, once upon a"), list(b"the"), list(b"aXb aXb aXb")]
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
 DEFAULT = make_drafter("auto", {})
+ROUND = RoundTime(0.1, 1.0, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -785,6 +786,25 @@ def test_what_runs_the_model_for_many_rows_has_to_gain_more(
     at_work.about([*range(rows)])
     assert any(at_work.budget([1] * rows).tokens) == chosen
     assert (at_work._chosen is part) == chosen
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_of_rows_that_began_together_those_ahead_wait(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, later: bool
+) -> None:
+    """Guesses for a row that the others of its batch keep waiting; or none for rows of a server,
+    which come one after the other."""
+    at_work = begin(Auto([One()]), llm, 2 if later else 3)
+    (arm,) = at_work._arms
+    at_work.learn(outcome_of([9, 0, 0][: 2 if later else 3], [9, 0, 0][: 2 if later else 3]), ROUND)
+    if later:
+        at_work.admit(2, PROMPTS[2], Sampler(SamplingParams(), prompt_length=len(PROMPTS[2])))
+    for count in (0, 1) * 9:
+        made = outcome_of([count] * 3, [count] * 3)
+        arm.costs.observe(made, RoundTime(0.0, 1 + 0.5 * count, 0.0), [count] * 3)
+    monkeypatch.setattr(at_work, "_choose", lambda *_: (arm, 2))
+    at_work.about([0, 1, 2])
+    assert [most > 0 for most in at_work.budget([5, 5, 5]).tokens] == [later, True, True]
 
 
 @pytest.mark.parametrize("rows", [1, 4])

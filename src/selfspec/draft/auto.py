@@ -22,6 +22,7 @@ from ..control.costs import MOST, CostModel, best, first_length, pass_of, shared
 from ..control.curves import ENOUGH
 from ..control.looks import FIRST_LOOK, Checks, Looks, Standing
 from ..control.shares import LASTING
+from ..control.together import Together
 from ..core.contract import Budget, Draft, Outcome, RoundTime
 from ..core.sampling import Sampler
 from ..errors import OptionError
@@ -160,6 +161,7 @@ class AutoSession(JoinedSession, ControlSession):
         self._rows: Sequence[int] = ()
         self._reading = 0
         self._checks, self._standing = Checks(past.plain_rows), Standing()
+        self._together = Together()
         self._plain = 0  # rounds without drafts, one after the other
         self._unasked = 0  # rounds since a lookup was asked for much, or compared with the text
         self._turn = 0  # of the rows that are asked for such guesses
@@ -181,6 +183,7 @@ class AutoSession(JoinedSession, ControlSession):
                 arm.costs.begin(len(prompt))
         self._begun = True
         self._rest = 0
+        self._together.admit(row)
         self._compared.discard(row)
         if len(prompt) > sampler.prompt_length:  # it goes on after a round that was interrupted
             self._compared.add(row)
@@ -203,11 +206,14 @@ class AutoSession(JoinedSession, ControlSession):
         self._asked = [min(tokens, room) for room in rooms]
         if not self._chosen:
             return Budget(self._asked)
-        if not self._chosen.session.weighs:
-            costs = self._chosen.costs
+        costs, weighs = self._chosen.costs, self._chosen.session.weighs
+        if not weighs:
             self._asked = shared(costs, self._rows, rooms, most, beside) or self._asked
-        price = self._chosen.price(len(rooms), max(self._asked), most, beside)
-        return Budget(self._asked, price=price)
+        price = None
+        if weighs or len(rooms) > 1:
+            price = costs.price(len(rooms), max(self._asked), most, beside)
+        self._asked = self._together.held_back(self._rows, self._asked, price)
+        return Budget(self._asked, price=price if weighs else None)
 
     def about(self, rows: Sequence[int], reading: int = 0) -> None:
         self._rows, self._reading = rows, reading
@@ -216,6 +222,7 @@ class AutoSession(JoinedSession, ControlSession):
         super().drop(row)
         if len(self._rows) <= MANY_ROWS:  # of more of them one fewer changes little
             self._rest = 0
+        self._together.drop(row)
         for arm in self._arms:
             arm.costs.forget(row)
         for _, trial, _ in self._trials:
@@ -316,6 +323,7 @@ class AutoSession(JoinedSession, ControlSession):
             elif len(outcome.rows) > 1:
                 arm.costs.overhear(outcome, time)
         self._checks.learn(outcome)
+        self._together.learn(outcome)
         for arm in self._arms:
             if arm is self._chosen:
                 arm.looks.learn(outcome, time)
