@@ -28,7 +28,6 @@ from worlds import World, on_even_clock, outcome_of
 PROMPTS = [list(b"once upon a time, once upon a"), list(b"the"), list(b"aXb aXb aXb")]
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
 DEFAULT = make_drafter("auto", {})
-ROUND = RoundTime(0.1, 1.0, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -794,9 +793,10 @@ def test_of_rows_that_began_together_those_ahead_wait(
 ) -> None:
     """Guesses for a row that the others of its batch keep waiting; or none for rows of a server,
     which come one after the other."""
-    at_work = begin(Auto([One()]), llm, 2 if later else 3)
+    kept = [9, 0] if later else [9, 0, 0]
+    at_work = begin(Auto([One()]), llm, len(kept))
     (arm,) = at_work._arms
-    at_work.learn(outcome_of([9, 0, 0][: 2 if later else 3], [9, 0, 0][: 2 if later else 3]), ROUND)
+    at_work.learn(outcome_of(kept, kept), RoundTime(0.1, 1.0, 0.0))
     if later:
         at_work.admit(2, PROMPTS[2], Sampler(SamplingParams(), prompt_length=len(PROMPTS[2])))
     for count in (0, 1) * 9:

@@ -69,6 +69,15 @@ def test_a_header_that_changed_is_compiled(
     assert built(source) == 43 and len([*(cache / "native").glob("*.so")]) == 2
 
 
+def test_a_header_beside_the_source_is_its_own(cache: Path, tmp_path: Path) -> None:
+    """A kind of weights that brings a header of its own, looked for among ours."""
+    source, own = tmp_path / "small.cpp", tmp_path / "own.h"
+    source.write_text('#include "own.h"\nextern "C" long answer() { return ANSWER; }\n')
+    for answer in (42, 43):
+        own.write_text(f"#define ANSWER {answer}\n")
+        assert built(source) == answer
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -3,11 +3,10 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <type_traits>
+#include <vector>
 
 #include "panels.h"
 #include "product.h"

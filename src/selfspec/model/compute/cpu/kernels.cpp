@@ -19,10 +19,9 @@
 // (ONE_ROUNDING in native.py).
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
-#include <memory>
 #include <vector>
 
 #include <omp.h>

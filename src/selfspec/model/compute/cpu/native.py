@@ -106,11 +106,15 @@ def _built(compiler: str, source: Path) -> Path:
 
 
 def _with_headers(source: Path) -> list[Path]:
-    """A source, and the headers of ours that it includes, by itself or through others."""
+    """A source, and the headers beside it and of ours that it includes, by itself or through
+    others."""
     found = [source]
     for file in found:
-        names = re.findall(r'^#include "(.+)"$', file.read_text(), re.MULTILINE)
-        found += [HEADERS / name for name in names if HEADERS / name not in found]
+        for name in re.findall(r'^#include "(.+)"$', file.read_text(), re.MULTILINE):
+            beside = file.parent / name
+            header = beside if beside.exists() else HEADERS / name
+            if header not in found:
+                found.append(header)
     return found
 
 
