@@ -177,7 +177,8 @@ def test_a_request_chooses_how_to_draft(client: httpx.Client, llm: LLM, draft: s
     stats = choice["selfspec"]
     assert (stats["drafted"] > 0) is (draft != "none") or draft in ("auto", "ngram", "hybrid")
     assert 0 <= stats["accepted"] <= stats["drafted"]
-    assert len(stats["acceptance_by_position"]) <= 16 and stats["rounds"] > 0
+    assert len(stats["acceptance_by_position"]) < 24, "no draft is longer than what is wanted"
+    assert stats["rounds"] > 0
     plain = client.post("/v1/chat/completions", json=body_of()).json()
     assert "selfspec" not in plain["choices"][0], "only for those who ask"
 
