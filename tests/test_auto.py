@@ -4,6 +4,7 @@ no choice changes a token."""
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from selfspec.control.cost_aware import CostAware
 from selfspec.control.fixed import FixedLength
 from selfspec.core.contract import Budget, Draft, Outcome, RoundTime, RowOutcome
 from selfspec.core.sampling import Sampler
-from selfspec.draft.auto import TRIED_ROWS, Auto, AutoSession
+from selfspec.draft.auto import CONSIDERED, TRIED_ROWS, Auto, AutoSession
 from selfspec.draft.base import Drafter, DraftSession, Target
 from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.draft.from_text.ngram import NGram
@@ -403,8 +404,10 @@ def test_rounds_that_were_passed_over_tell_what_doing_without_takes(llm: LLM) ->
     while at_work.passes_over:
         at_work.passed_over(4, 4, 1.0)
     for _ in range(9):
-        at_work._passed.append((4, 4, 1.0))
-    at_work.budget([9] * 4)
+        at_work.passed_over(4, 4, 1.0)
+    for _ in range(1 + CONSIDERED):
+        at_work._rest = 0
+        at_work.budget([9] * 4)
     for arm in at_work._arms:
         assert arm.costs.passes.of(4)(4) == pytest.approx(1.0)
         assert arm.costs.rates(4, 9)[0] == pytest.approx(4.0)
@@ -787,14 +790,17 @@ def test_what_runs_the_model_for_many_rows_has_to_gain_more(
     assert (at_work._chosen is part) == chosen
 
 
-@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(
+    ("who", "later"), [("lookup", False), ("lookup", True), ("two", False)], ids=str
+)
 def test_of_rows_that_began_together_those_ahead_wait(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, later: bool
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, who: str, later: bool
 ) -> None:
     """Guesses for a row that the others of its batch keep waiting; or none for rows of a server,
-    which come one after the other."""
+    which come one after the other. Or what runs the model, chosen by what it brings to all rows,
+    and asked for the last one alone."""
     kept = [9, 0] if later else [9, 0, 0]
-    at_work = begin(Auto([One()]), llm, len(kept))
+    at_work = begin(Auto([Lookup() if who == "lookup" else Two()]), llm, len(kept))
     (arm,) = at_work._arms
     at_work.learn(outcome_of(kept, kept), RoundTime(0.1, 1.0, 0.0))
     if later:
@@ -804,7 +810,32 @@ def test_of_rows_that_began_together_those_ahead_wait(
         arm.costs.observe(made, RoundTime(0.0, 1 + 0.5 * count, 0.0), [count] * 3)
     monkeypatch.setattr(at_work, "_choose", lambda *_: (arm, 2))
     at_work.about([0, 1, 2])
-    assert [most > 0 for most in at_work.budget([5, 5, 5]).tokens] == [later, True, True]
+    first = later or who == "two"
+    assert [most > 0 for most in at_work.budget([5, 5, 5]).tokens] == [first, True, True]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_of_several_rows_what_runs_the_model_is_considered_now_and_then(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Offers of all candidates worked out in each round of sixteen rows; or a candidate that never
+    hears of the rounds in which it was left out, or waits for its look forever."""
+    at_work = begin(Auto([Lookup(), Two()]), llm, rows)
+    _, part = at_work._arms
+    asked, rates = Counter[Any](), part.costs.rates
+    monkeypatch.setattr(part.costs, "rates", lambda *a: asked.update([a]) or rates(*a))
+    monkeypatch.setattr(part.looks, "due", lambda *_: False)
+    choices = 1 + 2 * (1 + CONSIDERED)
+    for _ in range(choices):
+        at_work._rest = 0
+        at_work.budget([9] * rows)
+        at_work.learn(outcome_of([0] * rows, [0] * rows), RoundTime(0.0, 1.0, 0.0))
+    assert asked.total() == (2 if rows > 1 else choices - 1), "the first round times passes"
+    assert part.looks._seconds == part.costs.passes._count == choices
+    if rows > 1:
+        monkeypatch.setattr(at_work, "_chosen", part)
+        at_work.budget([9] * rows)
+        assert part in at_work._considered, "who drafted last may again"
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -825,5 +856,6 @@ def test_of_several_rows_lookups_tell_first_what_larger_passes_take(
     made = outcome_of([1] * rows, [1] * rows)
     lookup.costs.observe(made, RoundTime(0.0, 1.0, 0.0), [1] * rows)
     monkeypatch.setattr(lookup.costs, "rates", lambda *_: [1.0, 0.9])
-    at_work.budget([9] * rows)
+    for _ in range(1 + (CONSIDERED if rows > 1 else 0)):
+        at_work.budget([9] * rows)
     assert at_work._chosen is part

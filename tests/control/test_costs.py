@@ -511,14 +511,14 @@ def test_what_another_drafters_pass_took_is_overheard() -> None:
     model = CostModel(likely=0.9)
     model.observe(outcome_of([0] * 4, [0] * 4), RoundTime(0.0, 1.0, 0.0), [])
     before = model.supposed(4, 4, 0, 0.2)
-    time, made = RoundTime(9.0, 2.9, 0.1), [1] * 4
-    model.overhear(outcome_of(made, made), time)
+    made = [1] * 4
+    model.hear([(4, 8, 3.0)])
     assert model.passes.of(4)(8) == pytest.approx(3.0) and not model.drafting.known
     assert model.supposed(4, 4, 0, 0.2) < 0.8 * before
     for _ in range(5):
         model.observe(outcome_of(made, made), RoundTime(0.1, 2.0, 0.0), made)
     for _ in range(9):
-        model.overhear(outcome_of(made, made), time)
+        model.hear([(4, 8, 3.0)])
     assert model.passes.of(4)(8) == pytest.approx(2.0)
 
 
@@ -528,7 +528,7 @@ def test_drafts_are_supposed_to_grow_as_passes_do() -> None:
     cheap, dear = CostModel(likely=0.9), CostModel(likely=0.9)
     for model, longer in ((cheap, 1.0), (dear, 1.9)):
         model.observe(outcome_of([0] * 4, [0] * 4), RoundTime(0.0, 1.0, 0.0), [])
-        model.overhear(outcome_of([1] * 4, [1] * 4), RoundTime(9.0, longer, 0.0))
+        model.hear([(4, 8, longer)])
     assert cheap.supposed(4, 1, 0, 0.25) == pytest.approx(4 * 1.9 / (1 + 0.25))
     assert dear.supposed(4, 1, 0, 0.25) == pytest.approx(4 * 1.9 / (1.9 + 0.25 + 0.75 * 0.9))
     assert dear.supposed(4, 1, 0, 0.0) == pytest.approx(4 * 1.9 / 1.9)

@@ -82,17 +82,12 @@ class CostModel:
             paths = {row.row: row.path for row in outcome.rows}
             self._learn({row.row: row.draft.tree for row in outcome.rows}, paths, asked)
 
-    def overhear(self, outcome: Outcome, time: RoundTime) -> None:
-        """A round in which another drafter was asked: what its pass took, for a size that was not
-        tried with this one."""
-        rows, size, seconds = pass_of(outcome, time)
-        if not self.passes.of(rows).settled(size) and self.passes.observe(rows, size, seconds):
-            self._rates.clear()
-
-    def passed_over(self, passes: Sequence[tuple[int, int, float]]) -> None:
-        """Rows, tokens and seconds of rounds in which nobody was asked."""
+    def hear(self, passes: Sequence[tuple[int, int, float]]) -> None:
+        """Rows, tokens and seconds of passes in which nobody drafted, or another did. Of what that
+        one's took only sizes count that were not tried with this one."""
         for rows, tokens, seconds in passes:
-            if self.passes.observe(rows, tokens, seconds):
+            unknown = tokens <= rows or not self.passes.of(rows).settled(tokens)
+            if unknown and self.passes.observe(rows, tokens, seconds):
                 self._rates.clear()
 
     def tried(

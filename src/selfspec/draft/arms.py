@@ -9,7 +9,7 @@ guesses bring more in the same time, and the other everywhere else. Knows no dra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..control.costs import CLOSE, CostModel, best
 from ..control.looks import Looks
@@ -32,6 +32,15 @@ class Arm:
     looks_up: bool  # it guesses without running the model
     share: float  # of what a pass reads, about what each of its drafts reads
     rounds: int = 0  # in which it was asked
+    missed: list[tuple[int, int, float]] = field(default_factory=list)
+    """Rows, tokens and seconds of passes that it was not told of yet."""
+
+    def catch_up(self) -> None:
+        """They count as waited, and as what passes take. Those in which nobody was asked take less
+        than those in which somebody was and nobody guessed."""
+        missed, self.missed = self.missed, []
+        self.looks.pass_over([seconds for _, _, seconds in missed])
+        self.costs.hear(missed)
 
     def length(self, rates: Sequence[float]) -> int:
         """How much to ask it for, 0 if nothing pays. What knows which guesses are worth their place

@@ -48,6 +48,7 @@ DEAREST = 0.6
 # over for each one without drafts, of several rows more, since it is asked of each of them, and
 # never more than the last of these.
 PASSED_OVER, MOST_ROWS, MOST_PASSED_OVER = 1 / 8, 4, 8
+CONSIDERED = 3  # of several rows: choices between two for which all candidates are looked at
 
 
 @dataclass
@@ -166,7 +167,8 @@ class AutoSession(JoinedSession, ControlSession):
         self._unasked = 0  # rounds since a lookup was asked for much, or compared with the text
         self._turn = 0  # of the rows that are asked for such guesses
         self._rest = 0  # rounds that are still passed over
-        self._passed: list[tuple[int, int, float]] = []  # rows, tokens, seconds of those that were
+        self._considered = self._arms  # the last time that somebody was chosen
+        self._alone = CONSIDERED  # so often were only those considered who are always
         self._trials: list[tuple[Arm, Trial, int]] = []  # and how much was asked for
         self.control = self
 
@@ -193,7 +195,9 @@ class AutoSession(JoinedSession, ControlSession):
         if self._rest and not self._reading:
             self._chosen, self._asked = None, [0] * len(rooms)
             return Budget(self._asked)
-        self._wake()
+        self._rest, self._considered = 0, self._to_consider(len(rooms))
+        for arm in self._considered:
+            arm.catch_up()
         self._stood, self.stands, self._pair = False, 0, None
         self._chosen, tokens = self._choose(len(rooms), most, beside)
         if self._chosen and len(rooms) == 1:
@@ -212,7 +216,8 @@ class AutoSession(JoinedSession, ControlSession):
         price = None
         if weighs or len(rooms) > 1:
             price = costs.price(len(rooms), max(self._asked), most, beside)
-        self._asked = self._together.held_back(self._rows, self._asked, price)
+        if self._chosen.looks_up:  # what runs the model was chosen for all rows, and not for some
+            self._asked = self._together.held_back(self._rows, self._asked, price)
         return Budget(self._asked, price=price if weighs else None)
 
     def about(self, rows: Sequence[int], reading: int = 0) -> None:
@@ -228,20 +233,30 @@ class AutoSession(JoinedSession, ControlSession):
         for _, trial, _ in self._trials:
             trial.drop(row)
 
+    def _to_consider(self, rows: int) -> Sequence[Arm]:
+        """Who may be chosen. Of several rows what runs the model only now and then, unless it was
+        the last choice: it seldom is, and finding that out for all takes longer than one lookup."""
+        some = [arm for arm in self._arms if arm.looks_up or arm is self._chosen]
+        if rows == 1 or not some or self._alone >= CONSIDERED:
+            self._alone = 0
+            return self._arms
+        self._alone += 1
+        return some
+
     def _choose(self, rows: int, most: int, beside: int) -> tuple[Arm | None, int]:
         """Who drafts this round, and how much: the best offer, or one that is due for a look."""
-        if most == 0 or not all(arm.costs.passes.known for arm in self._arms):
+        arms = self._considered
+        timed = all(arm.costs.passes.known for arm in arms)
+        if most == 0 or not timed or self._checks.unknown(rows):
             return None, 0
-        if self._checks.unknown(rows):
-            return None, 0
-        together = [arm.costs.together(rows, self._reading, beside) for arm in self._arms]
+        together = [arm.costs.together(rows, self._reading, beside) for arm in arms]
         chosen, tokens, highest = None, 0, max(together, default=0.0)
-        offers = [(arm, arm.costs.rates(rows, most, beside)) for arm in self._arms]
+        offers = [(arm, arm.costs.rates(rows, most, beside)) for arm in arms]
         for arm, rates in offers:
             length = arm.length(rates) if arm.costs.drafting.known else 0
             if rates[length] > highest * arm.bar(rows):
                 chosen, tokens, highest = (arm if length else None), length, rates[length]
-        untried = rows > 1 and any(a.looks_up and not a.costs.drafting.known for a in self._arms)
+        untried = rows > 1 and any(a.looks_up and not a.costs.drafting.known for a in arms)
         for arm, rates in offers:
             if arm is chosen or (self._reading and arm.costs.drafting.known):
                 continue  # prompts that wait would pay for a look
@@ -316,22 +331,21 @@ class AutoSession(JoinedSession, ControlSession):
             return self.passed_over(*pass_of(outcome, time))
         if self._chosen and self._stood:  # `budget` was not asked
             self._chosen.rounds += 1
-        drafted = self._chosen if outcome.drafted else None
-        for arm in self._arms:  # all learn from a plain round
-            if drafted is None or arm is drafted:
-                arm.costs.observe(outcome, time, self._asked if arm is self._chosen else ())
-            elif len(outcome.rows) > 1:
-                arm.costs.overhear(outcome, time)
-        self._checks.learn(outcome)
-        self._together.learn(outcome)
+        passes, several = [pass_of(outcome, time)], len(outcome.rows) > 1
         for arm in self._arms:
             if arm is self._chosen:
+                arm.costs.observe(outcome, time, self._asked)
                 arm.looks.learn(outcome, time)
+            elif arm not in self._considered:
+                arm.missed += passes
             else:
                 arm.looks.wait(time, asked=not self._stood)
+                if several or not outcome.drafted:  # a lone row's rounds are too short for all
+                    arm.costs.hear(passes)
+        self._checks.learn(outcome)
+        self._together.learn(outcome)
         self._stood = True
-        if self._trials:
-            self._compare(outcome)
+        self._compare(outcome)
         self._plain = 0 if outcome.drafted else self._plain + 1
         asked = self._chosen is not None and self._chosen.looks_up
         self._unasked = 0 if asked and max(self._asked) >= TRIED_LENGTH else self._unasked + 1
@@ -350,15 +364,8 @@ class AutoSession(JoinedSession, ControlSession):
     def passed_over(self, rows: int, tokens: int, seconds: float) -> None:
         self._rest, self._plain = self._rest - 1, self._plain + 1
         self._unasked += 1
-        self._passed.append((rows, tokens, seconds))
-
-    def _wake(self) -> None:
-        """Rounds that were passed over count as waited, and as what it takes to do without drafts:
-        they take less than those in which somebody is asked and nobody guesses."""
         for arm in self._arms:
-            arm.looks.pass_over([seconds for _, _, seconds in self._passed])
-            arm.costs.passed_over(self._passed)
-        self._passed, self._rest = [], 0
+            arm.missed.append((rows, tokens, seconds))
 
     def _try(self, outcome: Outcome) -> None:
         """Ask a drafter that runs no model what it would have drafted."""
