@@ -17,7 +17,7 @@ from selfspec.control.cost_aware import CostAware
 from selfspec.control.fixed import FixedLength
 from selfspec.core.contract import Budget, Draft, Outcome, RoundTime, RowOutcome
 from selfspec.core.sampling import Sampler
-from selfspec.draft.auto import CONSIDERED, TRIED_ROWS, Auto, AutoSession
+from selfspec.draft.auto import CONSIDERED, IDLE, TRIED_ROWS, Auto, AutoSession
 from selfspec.draft.base import Drafter, DraftSession, Target
 from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.draft.from_text.ngram import NGram
@@ -395,6 +395,24 @@ def test_several_rows_pass_over_more_rounds(llm: LLM, rows: int, passes: bool) -
     assert at_work.passes_over == passes
 
 
+@pytest.mark.parametrize(("rows", "pays"), [(1, False), (3, False), (3, True)])
+def test_several_rows_for_whom_nobody_pays_choose_later(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, rows: int, pays: bool
+) -> None:
+    """Sixteen rows that choose nobody in every other round; or a round without drafts, which is
+    only to be timed, taken for one in which nobody pays."""
+    at_work = begin(Auto([Lookup()]), llm, rows)
+    (arm,) = at_work._arms
+    arm.costs.observe(outcome_of([1] * rows, [1] * rows), RoundTime(0.1, 1.0, 0.0), [1] * rows)
+    monkeypatch.setattr(arm.costs, "rates", lambda *_: [1.0, 2.0 if pays else 0.5])
+    monkeypatch.setattr(arm.looks, "due", lambda *_: False)
+    monkeypatch.setattr(at_work._checks, "unknown", lambda _: False)
+    monkeypatch.setattr(at_work._checks, "due", lambda *_: True)
+    assert not any(at_work.budget([9] * rows).tokens)
+    at_work.learn(outcome_of([0] * rows, [0] * rows), RoundTime(0.0, 1.0, 0.0))
+    assert at_work._rest == (IDLE if rows > 1 and not pays else 0)
+
+
 def test_rounds_that_were_passed_over_tell_what_doing_without_takes(llm: LLM) -> None:
     """Drafts compared with rounds without drafts in which somebody is asked, which take longer than
     those that would be run in their place."""
@@ -491,13 +509,14 @@ def test_a_row_that_leaves_is_not_waited_for(llm: LLM, monkeypatch: pytest.Monke
     """Guesses for a row that ended are compared with whoever has its number next."""
     monkeypatch.setattr(Naming, "guess", 8)
     at_work = begin(Auto([Naming()]), llm)
-    while not at_work._trials:
+    (arm,) = at_work._arms
+    while not arm.trials:
         through_sevens(at_work, [7], 1)
     at_work.drop(0)
-    assert at_work._trials[0][1].over and not at_work._trials[0][1].paths
+    assert arm.trials[0][0].over and not arm.trials[0][0].paths
     at_work.admit(0, [7], Sampler(SamplingParams(), prompt_length=1))
     through_sevens(at_work, [7], 1)
-    assert not at_work._trials
+    assert not arm.trials
 
 
 def test_a_look_must_beat_the_best_not_plain_decoding(llm: LLM) -> None:

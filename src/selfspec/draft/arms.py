@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 from ..control.costs import CLOSE, CostModel, best
 from ..control.looks import Looks
-from ..core.contract import Budget, Draft
+from ..core.contract import Budget, Draft, Outcome
 from ..core.price import Price
-from .base import DraftSession
+from .base import DraftSession, Texts
+from .trial import Trial
 
 MANY_ROWS = 8  # of more of them a single one matters little
 CLEARLY = 1.25  # how much better than others what runs the model for so many has to be
@@ -34,6 +35,13 @@ class Arm:
     rounds: int = 0  # in which it was asked
     missed: list[tuple[int, int, float]] = field(default_factory=list)
     """Rows, tokens and seconds of passes that it was not told of yet."""
+    trials: list[tuple[Trial, int]] = field(default_factory=list)
+    """Guesses that nobody verifies, and how many were asked for."""
+
+    def drop(self, row: int) -> None:
+        self.costs.forget(row)
+        for trial, _ in self.trials:
+            trial.drop(row)
 
     def catch_up(self) -> None:
         """They count as waited, and as what passes take. Those in which nobody was asked take less
@@ -41,6 +49,24 @@ class Arm:
         missed, self.missed = self.missed, []
         self.looks.pass_over([seconds for _, _, seconds in missed])
         self.costs.hear(missed)
+
+    def compare_later(
+        self, rows: Sequence[int], texts: Texts, drafts: Sequence[Draft], asked: int
+    ) -> None:
+        """What these texts go on with shows how good guesses are that nobody verifies."""
+        lengths = map(len, texts)
+        trees = (draft.tree for draft in drafts)
+        trees_by_row = dict(zip(rows, zip(lengths, trees, strict=True), strict=True))
+        self.trials.append((Trial(trees_by_row), asked))
+
+    def compare(self, outcome: Outcome) -> None:
+        """What came true of earlier guesses, once that is known of all their rows."""
+        for trial, asked in self.trials:
+            for row in outcome.rows:
+                trial.compare(row.row, row.text)
+            if trial.over and trial.paths:
+                self.costs.tried(trial.trees, trial.paths, asked)
+        self.trials = [each for each in self.trials if not each[0].over]
 
     def length(self, rates: Sequence[float]) -> int:
         """How much to ask it for, 0 if nothing pays. What knows which guesses are worth their place

@@ -31,7 +31,6 @@ from ..model.layered import LayeredModel
 from .arms import MANY_ROWS, Arm, Pair
 from .base import Drafter, JoinedSession, Target, Texts
 from .registry import make_drafter
-from .trial import Trial
 
 # A lookup's guesses are compared with the text after so many rounds in which fewer than
 # TRIED_LENGTH were drafted: of places that bad luck made look worthless nobody would hear again.
@@ -48,6 +47,7 @@ DEAREST = 0.6
 # over for each one without drafts, of several rows more, since it is asked of each of them, and
 # never more than the last of these.
 PASSED_OVER, MOST_ROWS, MOST_PASSED_OVER = 1 / 8, 4, 8
+IDLE = 4  # the same, at least, once none of them pays for several rows: that changes slowly
 CONSIDERED = 3  # of several rows: choices between two for which all candidates are looked at
 
 
@@ -167,9 +167,9 @@ class AutoSession(JoinedSession, ControlSession):
         self._unasked = 0  # rounds since a lookup was asked for much, or compared with the text
         self._turn = 0  # of the rows that are asked for such guesses
         self._rest = 0  # rounds that are still passed over
+        self._idle = False  # none of them pays, by the last choice
         self._considered = self._arms  # the last time that somebody was chosen
         self._alone = CONSIDERED  # so often were only those considered who are always
-        self._trials: list[tuple[Arm, Trial, int]] = []  # and how much was asked for
         self.control = self
 
     @property
@@ -198,7 +198,7 @@ class AutoSession(JoinedSession, ControlSession):
         self._rest, self._considered = 0, self._to_consider(len(rooms))
         for arm in self._considered:
             arm.catch_up()
-        self._stood, self.stands, self._pair = False, 0, None
+        self._stood, self.stands, self._pair, self._idle = False, 0, None, False
         self._chosen, tokens = self._choose(len(rooms), most, beside)
         if self._chosen and len(rooms) == 1:
             pair = Pair.of(self._arms, rooms[0], most, TRIED_LENGTH, beside)
@@ -229,9 +229,7 @@ class AutoSession(JoinedSession, ControlSession):
             self._rest = 0
         self._together.drop(row)
         for arm in self._arms:
-            arm.costs.forget(row)
-        for _, trial, _ in self._trials:
-            trial.drop(row)
+            arm.drop(row)
 
     def _to_consider(self, rows: int) -> Sequence[Arm]:
         """Who may be chosen. Of several rows what runs the model only now and then, unless it was
@@ -280,6 +278,7 @@ class AutoSession(JoinedSession, ControlSession):
                 return arm, length
         if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):
             return None, 0
+        self._idle = chosen is None
         if chosen and chosen.looks_up:  # beside others' rounds choosing anew takes no time
             weighs = chosen.session.weighs
             self.stands = self._standing.after(chosen.costs, rows, tokens, weighs)
@@ -303,7 +302,7 @@ class AutoSession(JoinedSession, ControlSession):
         self._chosen, self._asked = pair.lookup, pair.lookups.tokens
         drafts = self._drafts_of(pair.lookup, rows, texts, pair.lookups)
         if not pair.wins(drafts[0]):
-            self._compare_later(pair.lookup, rows, texts, drafts, pair.lookups.tokens[0])
+            pair.lookup.compare_later(rows, texts, drafts, pair.lookups.tokens[0])
             self._chosen, self._asked, self._unasked = pair.other, pair.others.tokens, 0
             drafts = self._drafts_of(pair.other, rows, texts, pair.others)
         self._chosen.rounds += 1
@@ -342,10 +341,10 @@ class AutoSession(JoinedSession, ControlSession):
                 arm.looks.wait(time, asked=not self._stood)
                 if several or not outcome.drafted:  # a lone row's rounds are too short for all
                     arm.costs.hear(passes)
+            arm.compare(outcome)
         self._checks.learn(outcome)
         self._together.learn(outcome)
         self._stood = True
-        self._compare(outcome)
         self._plain = 0 if outcome.drafted else self._plain + 1
         asked = self._chosen is not None and self._chosen.looks_up
         self._unasked = 0 if asked and max(self._asked) >= TRIED_LENGTH else self._unasked + 1
@@ -355,6 +354,8 @@ class AutoSession(JoinedSession, ControlSession):
             self._try(outcome)
         share = PASSED_OVER * min(MOST_ROWS, len(outcome.rows))
         rest = int(self._plain * share) if self._arms else MOST_PASSED_OVER
+        if self._idle and several:
+            rest = max(rest, IDLE)
         self._rest = min(rest, MOST_PASSED_OVER)
 
     @property
@@ -379,22 +380,4 @@ class AutoSession(JoinedSession, ControlSession):
         price = arm.price(count, TRIED_LENGTH, self._most)
         budget = Budget([TRIED_LENGTH] * len(rows), price=price)
         drafts = self._drafts_of(arm, rows, texts, budget)
-        self._compare_later(arm, rows, texts, drafts, TRIED_LENGTH)
-
-    def _compare_later(
-        self, arm: Arm, rows: Sequence[int], texts: Texts, drafts: Sequence[Draft], asked: int
-    ) -> None:
-        """What these texts go on with shows how good guesses are that nobody verifies."""
-        lengths = map(len, texts)
-        trees = (draft.tree for draft in drafts)
-        trees_by_row = dict(zip(rows, zip(lengths, trees, strict=True), strict=True))
-        self._trials.append((arm, Trial(trees_by_row), asked))
-
-    def _compare(self, outcome: Outcome) -> None:
-        """What came true of earlier guesses, once that is known of all their rows."""
-        for arm, trial, asked in self._trials:
-            for row in outcome.rows:
-                trial.compare(row.row, row.text)
-            if trial.over and trial.paths:
-                arm.costs.tried(trial.trees, trial.paths, asked)
-        self._trials = [each for each in self._trials if not each[1].over]
+        arm.compare_later(rows, texts, drafts, TRIED_LENGTH)
