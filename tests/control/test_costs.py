@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.control.cost_aware import CostAware
-from selfspec.control.costs import FIRST_CHANCE, GROWTH, MOST, PAYING, CostModel, best, shared
+from selfspec.control.costs import FIRST_CHANCE, GROWTH, MOST, PAYING, CostModel, Pass, best, shared
 from selfspec.control.curves import ANEW, ENOUGH, STALE, Curve, Curves, rising, straight
 from selfspec.control.looks import (
     AT_ONCE,
@@ -512,14 +512,17 @@ def test_what_another_drafters_pass_took_is_overheard() -> None:
     model.observe(outcome_of([0] * 4, [0] * 4), RoundTime(0.0, 1.0, 0.0), [])
     before = model.supposed(4, 4, 0, 0.2)
     made = [1] * 4
-    model.hear([(4, 8, 3.0)])
+    model.hear([Pass(4, 8, 3.0, drafted=True)])
     assert model.passes.of(4)(8) == pytest.approx(3.0) and not model.drafting.known
     assert model.supposed(4, 4, 0, 0.2) < 0.8 * before
     for _ in range(5):
         model.observe(outcome_of(made, made), RoundTime(0.1, 2.0, 0.0), made)
     for _ in range(9):
-        model.hear([(4, 8, 3.0)])
+        model.hear([Pass(4, 8, 3.0, drafted=True)])
     assert model.passes.of(4)(8) == pytest.approx(2.0)
+    for _ in range(9):
+        model.hear([Pass(4, 8, 3.0)])
+    assert model.passes.of(4)(8) == pytest.approx(3.0), "beside others' tokens, nobody drafted"
 
 
 def test_drafts_are_supposed_to_grow_as_passes_do() -> None:
@@ -528,7 +531,7 @@ def test_drafts_are_supposed_to_grow_as_passes_do() -> None:
     cheap, dear = CostModel(likely=0.9), CostModel(likely=0.9)
     for model, longer in ((cheap, 1.0), (dear, 1.9)):
         model.observe(outcome_of([0] * 4, [0] * 4), RoundTime(0.0, 1.0, 0.0), [])
-        model.hear([(4, 8, longer)])
+        model.hear([Pass(4, 8, longer, drafted=True)])
     assert cheap.supposed(4, 1, 0, 0.25) == pytest.approx(4 * 1.9 / (1 + 0.25))
     assert dear.supposed(4, 1, 0, 0.25) == pytest.approx(4 * 1.9 / (1.9 + 0.25 + 0.75 * 0.9))
     assert dear.supposed(4, 1, 0, 0.0) == pytest.approx(4 * 1.9 / 1.9)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from ..core.contract import Outcome, RoundTime
 from ..core.price import Price
@@ -70,7 +71,7 @@ class CostModel:
 
     def observe(self, outcome: Outcome, time: RoundTime, asked: Sequence[int]) -> None:
         """One round. `asked`: how much each row was to draft, nothing if others were asked."""
-        rows, size, seconds = pass_of(outcome, time)
+        rows, size, seconds, _ = pass_of(outcome, time)
         changed = self.passes.observe(rows, size, seconds)
         if changed or any(asked):
             self._rates.clear()
@@ -82,12 +83,12 @@ class CostModel:
             paths = {row.row: row.path for row in outcome.rows}
             self._learn({row.row: row.draft.tree for row in outcome.rows}, paths, asked)
 
-    def hear(self, passes: Sequence[tuple[int, int, float]]) -> None:
-        """Rows, tokens and seconds of passes in which nobody drafted, or another did. Of what that
-        one's took only sizes count that were not tried with this one."""
-        for rows, tokens, seconds in passes:
-            unknown = tokens <= rows or not self.passes.of(rows).settled(tokens)
-            if unknown and self.passes.observe(rows, tokens, seconds):
+    def hear(self, passes: Sequence[Pass]) -> None:
+        """Passes in which nobody drafted, or another did. Of what that one's took only sizes count
+        that were not tried with this one."""
+        for each in passes:
+            new = not each.drafted or not self.passes.of(each.rows).settled(each.tokens)
+            if new and self.passes.observe(each.rows, each.tokens, each.seconds):
                 self._rates.clear()
 
     def tried(
@@ -269,10 +270,18 @@ class CostModel:
         return here * (1 - everybody) / (everybody * (1 - here))
 
 
-def pass_of(outcome: Outcome, time: RoundTime) -> tuple[int, int, float]:
-    """Of a round's pass: its rows, its tokens, those of others in it included, and its seconds."""
-    rows = len(outcome.rows)
-    return rows, outcome.drafted + rows + time.beside, time.verify + time.host
+class Pass(NamedTuple):
+    """What a round's pass took."""
+
+    rows: int
+    tokens: int  # those of others in it included
+    seconds: float
+    drafted: bool = False  # whether any of them were guesses
+
+
+def pass_of(outcome: Outcome, time: RoundTime) -> Pass:
+    rows, drafted = len(outcome.rows), outcome.drafted
+    return Pass(rows, drafted + rows + time.beside, time.verify + time.host, drafted > 0)
 
 
 def likelier(chance: float, odds: float) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..control.costs import CLOSE, CostModel, best
+from ..control.costs import CLOSE, CostModel, Pass, best
 from ..control.looks import Looks
 from ..core.contract import Budget, Draft, Outcome
 from ..core.price import Price
@@ -33,8 +33,8 @@ class Arm:
     looks_up: bool  # it guesses without running the model
     share: float  # of what a pass reads, about what each of its drafts reads
     rounds: int = 0  # in which it was asked
-    missed: list[tuple[int, int, float]] = field(default_factory=list)
-    """Rows, tokens and seconds of passes that it was not told of yet."""
+    missed: list[Pass] = field(default_factory=list)
+    """Passes that it was not told of yet."""
     trials: list[tuple[Trial, int]] = field(default_factory=list)
     """Guesses that nobody verifies, and how many were asked for."""
 
@@ -47,7 +47,7 @@ class Arm:
         """They count as waited, and as what passes take. Those in which nobody was asked take less
         than those in which somebody was and nobody guessed."""
         missed, self.missed = self.missed, []
-        self.looks.pass_over([seconds for _, _, seconds in missed])
+        self.looks.pass_over([each.seconds for each in missed])
         self.costs.hear(missed)
 
     def compare_later(

@@ -18,7 +18,7 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from ..control.base import ControlSession
-from ..control.costs import MOST, CostModel, best, first_length, pass_of, shared
+from ..control.costs import MOST, CostModel, Pass, best, first_length, pass_of, shared
 from ..control.curves import ENOUGH
 from ..control.looks import FIRST_LOOK, Checks, Looks, Standing
 from ..control.shares import LASTING
@@ -327,7 +327,7 @@ class AutoSession(JoinedSession, ControlSession):
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         if self._rest and not self._reading:
-            return self.passed_over(*pass_of(outcome, time))
+            return self._miss(pass_of(outcome, time))
         if self._chosen and self._stood:  # `budget` was not asked
             self._chosen.rounds += 1
         passes, several = [pass_of(outcome, time)], len(outcome.rows) > 1
@@ -363,10 +363,13 @@ class AutoSession(JoinedSession, ControlSession):
         return self._rest > 0
 
     def passed_over(self, rows: int, tokens: int, seconds: float) -> None:
+        self._miss(Pass(rows, tokens, seconds))
+
+    def _miss(self, missed: Pass) -> None:
         self._rest, self._plain = self._rest - 1, self._plain + 1
         self._unasked += 1
         for arm in self._arms:
-            arm.missed.append((rows, tokens, seconds))
+            arm.missed.append(missed)
 
     def _try(self, outcome: Outcome) -> None:
         """Ask a drafter that runs no model what it would have drafted."""
