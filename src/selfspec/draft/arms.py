@@ -44,8 +44,8 @@ class Arm:
             trial.drop(row)
 
     def catch_up(self) -> None:
-        """They count as waited, and as what passes take. Those in which nobody was asked take less
-        than those in which somebody was and nobody guessed."""
+        """Passes that it missed count as waited, and as what passes take. Those in which nobody was
+        asked take less than those in which somebody was and nobody guessed."""
         missed, self.missed = self.missed, []
         self.looks.pass_over([each.seconds for each in missed])
         self.costs.hear(missed)

@@ -48,7 +48,7 @@ DEAREST = 0.6
 # never more than the last of these.
 PASSED_OVER, MOST_ROWS, MOST_PASSED_OVER = 1 / 8, 4, 8
 IDLE = 4  # the same, at least, once none of them pays for several rows: that changes slowly
-CONSIDERED = 3  # of several rows: choices between two for which all candidates are looked at
+CONSIDERED = 3  # of several rows: choices between two in which all candidates are considered
 
 
 @dataclass
@@ -168,8 +168,8 @@ class AutoSession(JoinedSession, ControlSession):
         self._turn = 0  # of the rows that are asked for such guesses
         self._rest = 0  # rounds that are still passed over
         self._idle = False  # none of them pays, by the last choice
-        self._considered = self._arms  # the last time that somebody was chosen
-        self._alone = CONSIDERED  # so often were only those considered who are always
+        self._considered = self._arms  # in the last choice
+        self._since_all = CONSIDERED  # choices since all of them were
         self.control = self
 
     @property
@@ -213,10 +213,12 @@ class AutoSession(JoinedSession, ControlSession):
         costs, weighs = self._chosen.costs, self._chosen.session.weighs
         if not weighs:
             self._asked = shared(costs, self._rows, rooms, most, beside) or self._asked
+        # what runs the model was chosen for all rows, and not for some
+        some_wait = len(rooms) > 1 and self._chosen.looks_up
         price = None
-        if weighs or len(rooms) > 1:
+        if weighs or some_wait:
             price = costs.price(len(rooms), max(self._asked), most, beside)
-        if self._chosen.looks_up:  # what runs the model was chosen for all rows, and not for some
+        if some_wait:
             self._asked = self._together.held_back(self._rows, self._asked, price)
         return Budget(self._asked, price=price if weighs else None)
 
@@ -235,10 +237,10 @@ class AutoSession(JoinedSession, ControlSession):
         """Who may be chosen. Of several rows what runs the model only now and then, unless it was
         the last choice: it seldom is, and finding that out for all takes longer than one lookup."""
         some = [arm for arm in self._arms if arm.looks_up or arm is self._chosen]
-        if rows == 1 or not some or self._alone >= CONSIDERED:
-            self._alone = 0
+        if rows == 1 or not some or self._since_all >= CONSIDERED:
+            self._since_all = 0
             return self._arms
-        self._alone += 1
+        self._since_all += 1
         return some
 
     def _choose(self, rows: int, most: int, beside: int) -> tuple[Arm | None, int]:
@@ -327,7 +329,8 @@ class AutoSession(JoinedSession, ControlSession):
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         if self._rest and not self._reading:
-            return self._miss(pass_of(outcome, time))
+            rows, tokens, seconds, _ = pass_of(outcome, time)
+            return self.passed_over(rows, tokens, seconds)
         if self._chosen and self._stood:  # `budget` was not asked
             self._chosen.rounds += 1
         passes, several = [pass_of(outcome, time)], len(outcome.rows) > 1
@@ -363,13 +366,10 @@ class AutoSession(JoinedSession, ControlSession):
         return self._rest > 0
 
     def passed_over(self, rows: int, tokens: int, seconds: float) -> None:
-        self._miss(Pass(rows, tokens, seconds))
-
-    def _miss(self, missed: Pass) -> None:
         self._rest, self._plain = self._rest - 1, self._plain + 1
         self._unasked += 1
         for arm in self._arms:
-            arm.missed.append(missed)
+            arm.missed.append(Pass(rows, tokens, seconds))
 
     def _try(self, outcome: Outcome) -> None:
         """Ask a drafter that runs no model what it would have drafted."""
