@@ -17,7 +17,7 @@ from selfspec.control.cost_aware import CostAware
 from selfspec.control.fixed import FixedLength
 from selfspec.core.contract import Budget, Draft, Outcome, RoundTime, RowOutcome
 from selfspec.core.sampling import Sampler
-from selfspec.draft.auto import CONSIDERED, IDLE, TRIED_ROWS, Auto, AutoSession
+from selfspec.draft.auto import CONSIDERED, IDLE, LONG_IDLE, TRIED_ROWS, Auto, AutoSession
 from selfspec.draft.base import Drafter, DraftSession, Target
 from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.draft.from_text.ngram import NGram
@@ -411,6 +411,35 @@ def test_several_rows_for_whom_nobody_pays_choose_later(
     assert not any(at_work.budget([9] * rows).tokens)
     at_work.learn(outcome_of([0] * rows, [0] * rows), RoundTime(0.0, 1.0, 0.0))
     assert at_work._rest == (IDLE if rows > 1 and not pays else 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "needed", "gain", "rest"),
+    [
+        (3, 0.6, 1.05, 0),
+        (3, 0.8, 1.05, LONG_IDLE),
+        (3, 0.8, 1.15, 0),
+        (1, 0.8, 1.05, 0),
+        (3, 0.6, 0.9, IDLE),
+        (1, 0.8, 0.9, 0),
+    ],
+)
+def test_rows_for_whom_each_guess_must_be_kept_seldom_ask(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, rows: int, needed: float, gain: float, rest: int
+) -> None:
+    """Sixteen rows on two cores that only multiply: their guesses, even if all are kept, gain less
+    than asking for them takes. Or guesses that gain much left out with them."""
+    at_work = begin(Auto([Lookup()]), llm, rows)
+    (arm,) = at_work._arms
+    arm.costs.observe(outcome_of([1] * rows, [1] * rows), RoundTime(0.1, 1.0, 0.0), [1] * rows)
+    monkeypatch.setattr(arm.costs, "rates", lambda *_: [1.0, gain])
+    monkeypatch.setattr(arm.costs, "needed", lambda *_: needed)
+    monkeypatch.setattr(arm.looks, "due", lambda *_: False)
+    monkeypatch.setattr(at_work._checks, "unknown", lambda _: False)
+    monkeypatch.setattr(at_work._checks, "due", lambda *_: False)
+    assert any(at_work.budget([9] * rows).tokens) == (gain > 1 and not rest)
+    at_work.learn(outcome_of([0] * rows, [0] * rows), RoundTime(0.0, 1.0, 0.0))
+    assert at_work._rest == rest
 
 
 def test_rounds_that_were_passed_over_tell_what_doing_without_takes(llm: LLM) -> None:

@@ -573,6 +573,21 @@ def test_guesses_cost_what_they_add_to_a_pass() -> None:
     assert price and price.costs == pytest.approx([0.0, worth * 0.5, worth * 2.0])
 
 
+@pytest.mark.parametrize(
+    ("rows", "seconds", "needed"),
+    [(4, {4: 1.0, 8: 1.5}, 0.5), (4, {4: 1.0, 8: 2.0, 6: 1.1}, 1.0), (8, {8: 1.0, 9: 2.0}, 0.0)],
+)
+def test_a_guess_has_to_be_kept_as_often_as_a_pass_grows(
+    rows: int, seconds: dict[int, float], needed: float
+) -> None:
+    """Guesses of many rows thought worth asking for where their own arithmetic takes what they
+    save; or thought not to be, because passes that are hardly different took different times."""
+    costs = CostModel()
+    for size, taken in seconds.items():
+        costs.hear([Pass(rows, size, taken)] * ENOUGH)
+    assert costs.needed(rows) == pytest.approx(needed)
+
+
 def test_several_rows_begin_with_their_likelier_guesses() -> None:
     """A first look that guesses for every row, however unlikely: sixteen rows then read twice as
     much to learn what a few guesses tell as well."""

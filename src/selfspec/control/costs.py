@@ -28,6 +28,7 @@ GROWTH = 0.02
 FIRST_PRICE = 0.5
 FURTHER = 2  # times the largest pass that was measured: no larger one is tried
 WORSE = 0.7  # of the best rate so far: where looking further ends
+CLEARLY_MORE = 0.25  # tokens, of a pass: fewer more of them are lost in what passes differ by
 RARE = 0.02  # of the rounds with a draft: places that are filled in fewer of them change nothing
 HARDLY = 1.03  # what drafts have to gain, since all of this is measured and may be a little wrong
 CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds more often
@@ -220,6 +221,16 @@ class CostModel:
             seconds = drafting(count) if drafting else count * share * plain
             found.append(rows * (1 + gained) / (passes(size) + seconds))
         return max(found)
+
+    def needed(self, rows: int, beside: int = 0) -> float:
+        """How often a guess that is drafted for nothing has to be kept to pay for what it adds to a
+        pass. 0 while no clearly larger pass was measured."""
+        passes, size = self.passes.of(rows), rows + beside
+        more = passes.largest - size
+        if more < CLEARLY_MORE * size:
+            return 0.0
+        plain = passes(size)
+        return (passes(passes.largest) - plain) / more * rows / plain
 
     def together(self, rows: int, reading: int, beside: int = 0) -> float:
         """Tokens per second without drafts of these rows and of those whose prompts are still being

@@ -18,7 +18,7 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from ..control.base import ControlSession
-from ..control.costs import MOST, CostModel, Pass, best, first_length, pass_of, shared
+from ..control.costs import CLOSE, MOST, CostModel, Pass, best, first_length, pass_of, shared
 from ..control.curves import ENOUGH
 from ..control.looks import FIRST_LOOK, Checks, Looks, Standing
 from ..control.shares import LASTING
@@ -48,6 +48,9 @@ DEAREST = 0.6
 # never more than the last of these.
 PASSED_OVER, MOST_ROWS, MOST_PASSED_OVER = 1 / 8, 4, 8
 IDLE = 4  # the same, at least, once none of them pays for several rows: that changes slowly
+# Many rows keep the arithmetic busy, and each guess adds its own. If it pays only where it is kept
+# more often than this, few texts do that: then it has to gain more, and so many are passed over.
+TOO_OFTEN, LONG_IDLE = 0.7, 24
 CONSIDERED = 3  # of several rows: choices between two in which all candidates are considered
 
 
@@ -167,7 +170,7 @@ class AutoSession(JoinedSession, ControlSession):
         self._unasked = 0  # rounds since a lookup was asked for much, or compared with the text
         self._turn = 0  # of the rows that are asked for such guesses
         self._rest = 0  # rounds that are still passed over
-        self._idle = False  # none of them pays, by the last choice
+        self._idle = 0  # rounds to pass over at least, since none of them pays by the last choice
         self._considered = self._arms  # in the last choice
         self._since_all = CONSIDERED  # choices since all of them were
         self.control = self
@@ -198,7 +201,7 @@ class AutoSession(JoinedSession, ControlSession):
         self._rest, self._considered = 0, self._to_consider(len(rooms))
         for arm in self._considered:
             arm.catch_up()
-        self._stood, self.stands, self._pair, self._idle = False, 0, None, False
+        self._stood, self.stands, self._pair, self._idle = False, 0, None, 0
         self._chosen, tokens = self._choose(len(rooms), most, beside)
         if self._chosen and len(rooms) == 1:
             pair = Pair.of(self._arms, rooms[0], most, TRIED_LENGTH, beside)
@@ -252,8 +255,12 @@ class AutoSession(JoinedSession, ControlSession):
         together = [arm.costs.together(rows, self._reading, beside) for arm in arms]
         chosen, tokens, highest = None, 0, max(together, default=0.0)
         offers = [(arm, arm.costs.rates(rows, most, beside)) for arm in arms]
+        needed = [arm.costs.needed(rows, beside) for arm in arms]
+        dear = rows > 1 and min(needed, default=0.0) > TOO_OFTEN
         for arm, rates in offers:
             length = arm.length(rates) if arm.costs.drafting.known else 0
+            if dear and rates[length] < CLOSE * rates[0]:
+                length = 0
             if rates[length] > highest * arm.bar(rows):
                 chosen, tokens, highest = (arm if length else None), length, rates[length]
         untried = rows > 1 and any(a.looks_up and not a.costs.drafting.known for a in arms)
@@ -280,7 +287,8 @@ class AutoSession(JoinedSession, ControlSession):
                 return arm, length
         if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):
             return None, 0
-        self._idle = chosen is None
+        if chosen is None and rows > 1:
+            self._idle = LONG_IDLE if dear else IDLE
         if chosen and chosen.looks_up:  # beside others' rounds choosing anew takes no time
             weighs = chosen.session.weighs
             self.stands = self._standing.after(chosen.costs, rows, tokens, weighs)
@@ -357,9 +365,7 @@ class AutoSession(JoinedSession, ControlSession):
             self._try(outcome)
         share = PASSED_OVER * min(MOST_ROWS, len(outcome.rows))
         rest = int(self._plain * share) if self._arms else MOST_PASSED_OVER
-        if self._idle and several:
-            rest = max(rest, IDLE)
-        self._rest = min(rest, MOST_PASSED_OVER)
+        self._rest = max(min(rest, MOST_PASSED_OVER), self._idle)
 
     @property
     def passes_over(self) -> bool:
