@@ -32,7 +32,7 @@ from selfspec.bench.tables import threads as said_threads
 from selfspec.bench.timing import Ratio
 from selfspec.cli.bench import progress_bar
 from selfspec.core.sampling import Sampler
-from selfspec.draft.registry import make_drafter
+from selfspec.draft.registry import resolve
 from selfspec.engine.generation import Generation
 from selfspec.engine.row import Request
 from selfspec.errors import OptionError
@@ -105,10 +105,13 @@ class Writer:
         """Write the batch anew: its first tokens, which are not timed."""
         known = self._generation.cache
         self._generation = self._llm.generation(cache=known)
-        drafter = None if self._draft is None else make_drafter(self._draft, {})
+        drafter, controller = resolve(self._draft, None, None, None)
         for slot, prompt in enumerate(self._unit.prompts):
             sampler = Sampler(SamplingParams(), 0, prompt_length=len(prompt.ids))
-            request = Request(list(prompt.ids), sampler, self._new, self._llm.eos, drafter=drafter)
+            request = Request(
+                list(prompt.ids), sampler, self._new, self._llm.eos,
+                drafter=drafter, controller=controller,
+            )  # fmt: skip
             self._generation.admit(request, known.length(slot), slot)
         self.seconds, self.rounds, self.written = 0.0, 0, 0
         self.answers: list[list[int]] = [[] for _ in self._unit.prompts]
