@@ -49,7 +49,8 @@ DEAREST = 0.6
 PASSED_OVER, MOST_ROWS, MOST_PASSED_OVER = 1 / 8, 4, 8
 IDLE = 4  # the same, at least, once none of them pays for several rows: that changes slowly
 # Many rows keep the arithmetic busy, and each guess adds its own. If it pays only where it is kept
-# more often than this, few texts do that: then it has to gain more, and so many are passed over.
+# more often than this, few texts do that: then it has to gain more, and so many rounds are passed
+# over, whatever the bound above.
 TOO_OFTEN, LONG_IDLE = 0.7, 24
 CONSIDERED = 3  # of several rows: choices between two in which all candidates are considered
 
@@ -255,7 +256,7 @@ class AutoSession(JoinedSession, ControlSession):
         together = [arm.costs.together(rows, self._reading, beside) for arm in arms]
         chosen, tokens, highest = None, 0, max(together, default=0.0)
         offers = [(arm, arm.costs.rates(rows, most, beside)) for arm in arms]
-        needed = [arm.costs.needed(rows, beside) for arm in arms]
+        needed = (arm.costs.needed(rows, beside) for arm in arms)  # of several rows only
         dear = rows > 1 and min(needed, default=0.0) > TOO_OFTEN
         for arm, rates in offers:
             length = arm.length(rates) if arm.costs.drafting.known else 0
