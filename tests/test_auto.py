@@ -387,12 +387,12 @@ def test_several_rows_pass_over_more_rounds(llm: LLM, rows: int, passes: bool) -
     """Lookups told of each plain round, row by row, though none of them pays."""
     at_work = begin(Auto([One()]), llm, rows)
     for _ in range(6):
-        while at_work.passes_over:
+        while at_work.rests:
             at_work.passed_over(rows, rows, 1.0)
         at_work.learn(outcome_of([0] * rows, [0] * rows), RoundTime(0.0, 1.0, 0.0))
         if at_work._plain >= 6:
             break
-    assert at_work.passes_over == passes
+    assert at_work.rests == passes
 
 
 @pytest.mark.parametrize(("rows", "pays"), [(1, False), (3, False), (3, True)])
@@ -448,7 +448,7 @@ def test_rounds_that_were_passed_over_tell_what_doing_without_takes(llm: LLM) ->
     at_work = begin(Auto([One(), Two()]), llm, 4)
     for _ in range(3):
         at_work.learn(outcome_of([0] * 4, [0] * 4), RoundTime(0.0, 1.0, 0.1))
-    while at_work.passes_over:
+    while at_work.rests:
         at_work.passed_over(4, 4, 1.0)
     for _ in range(9):
         at_work.passed_over(4, 4, 1.0)
@@ -468,10 +468,10 @@ def test_one_of_many_rows_may_end_while_rounds_are_passed_over(
     drafts."""
     at_work = begin(Auto([One()]), llm, rows)
     at_work.about(range(rows))
-    while not at_work.passes_over:
+    while not at_work.rests:
         at_work.learn(outcome_of([0] * rows, [0] * rows), RoundTime(0.0, 1.0, 0.0))
     at_work.drop(0)
-    assert at_work.passes_over == rests
+    assert at_work.rests == rests
 
 
 @pytest.mark.parametrize("rows", [1, 3])

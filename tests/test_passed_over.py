@@ -13,6 +13,7 @@ from selfspec.core.contract import Budget, Draft, Outcome, RoundTime
 from selfspec.core.sampling import Sampler, SamplingParams
 from selfspec.draft.base import Drafter, DraftSession, Target, Texts
 from selfspec.draft.from_layers.quantised import Quantised
+from selfspec.engine import groups, streak
 from selfspec.engine.generation import Generation
 from selfspec.engine.row import Request
 from selfspec.model.layered import LayeredModel
@@ -45,8 +46,8 @@ class Dozing(DraftSession, ControlSession):
         self._rest = RESTS
 
     @property
-    def passes_over(self) -> bool:
-        return self._rest > 0
+    def rests(self) -> int:
+        return self._rest
 
     def passed_over(self, rows: int, tokens: int, seconds: float) -> None:
         self._rest -= 1
@@ -149,3 +150,25 @@ def test_what_was_missed_is_enough_for_what_guesses_for_a_copy(model: LayeredMod
     row = generation.rows[0]
     list(generation)
     assert (row.finish, len(row.tokens)) == ("length", 3 + 24) and len(doze.heard) > 1
+
+
+def test_kernels_run_rounds_that_nobody_asks_about(
+    model: LayeredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rounds than are passed over, or rounds of which the drafter hears something else."""
+    if model.ops.kernel != "native":
+        pytest.skip("no C++ compiler found (g++ or clang++)")
+    monkeypatch.setattr(streak, "SECONDS", 1e9)  # however slow a machine is
+
+    def steps(doze: Doze) -> list[int]:
+        request = Request([5, 6, 7], Sampler(SamplingParams(), 4), 30, drafter=doze)
+        return [len(step.rows) for step in Generation(model, [request])]
+
+    at_once, one_by_one = Doze(), Doze()
+    assert max(steps(at_once)) == RESTS
+    monkeypatch.setattr(groups, "streak", lambda *_: ())
+    assert max(steps(one_by_one)) == 1
+    ours, theirs = (
+        [(o.best, o.rows[0].kept) for o in each.heard] for each in (at_once, one_by_one)
+    )
+    assert ours == theirs and len(ours) > RESTS

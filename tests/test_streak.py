@@ -19,7 +19,7 @@ from selfspec.core.price import Price
 from selfspec.core.sampling import row_samplers
 from selfspec.draft.hybrid import Hybrid
 from selfspec.engine import generation as engine
-from selfspec.engine import streak
+from selfspec.engine import groups, streak
 from selfspec.engine.generation import Generation
 from selfspec.engine.row import Request
 from selfspec.model.compute import cache
@@ -82,7 +82,7 @@ def seen(parts: Sequence[RowStep]) -> list[tuple[object, ...]]:
 
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on the engine runs every round itself."""
-    monkeypatch.setattr(engine, "streak", lambda *_: ())
+    monkeypatch.setattr(groups, "streak", lambda *_: ())
 
 
 def counts(generation: Generation) -> dict[str, Any]:
@@ -100,6 +100,7 @@ def counts(generation: Generation) -> dict[str, Any]:
         {"max_new_tokens": 200},
         {"prompt": [3]},
         {"drafter": Hybrid(first_options={"least": 0.3})},
+        {"drafter": None, "controller": None},
     ],
     ids=str,
 )
@@ -142,16 +143,28 @@ def test_several_come_at_once(model: LayeredModel, monkeypatch: pytest.MonkeyPat
     assert max(rounds) == 1
 
 
-def test_nothing_comes_behind_an_end(model: LayeredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+PLAIN: dict[str, Any] = {"drafter": None, "controller": None}
+
+
+def test_plain_rounds_come_at_once(model: LayeredModel) -> None:
+    """Plain decoding that pays for Python between any two of its passes."""
+    rounds = [len(rows) for rows in steps_of(Generation(model, [request(model, **PLAIN)]))]
+    assert max(rounds) == streak.PLAIN
+
+
+@pytest.mark.parametrize("changes", [{}, PLAIN], ids=["drafts", "plain"])
+def test_nothing_comes_behind_an_end(
+    model: LayeredModel, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tokens behind the one that ends the text, or passes after it."""
     own, ran = streak.run_rounds, []
     monkeypatch.setattr(streak, "run_rounds", lambda *given: ran.append(own(*given)) or ran[-1])
-    ours, _ = run(model)
+    ours, _ = run(model, **changes)
     written = [token for part in ours for token in part.tokens]
     for place in (1, 9, 20):
         end = written[place]
         ran.clear()
-        short, generation = run(model, eos=frozenset([end]))
+        short, generation = run(model, eos=frozenset([end]), **changes)
         tokens = [token for part in short for token in part.tokens]
         assert tokens == written[: written.index(end) + 1]
         assert short[-1].finish_reason == "eos"
@@ -172,13 +185,16 @@ class StopAfter:
         return self.left == 0
 
 
+@pytest.mark.parametrize("changes", [{}, PLAIN], ids=["drafts", "plain"])
 @pytest.mark.parametrize("error", [False, True])
-def test_a_stop_in_the_middle_is_seen(model: LayeredModel, error: bool) -> None:
+def test_a_stop_in_the_middle_is_seen(
+    model: LayeredModel, error: bool, changes: dict[str, Any]
+) -> None:
     """A user's own stop that is asked too late, or of tokens that come behind it."""
-    ours, _ = run(model)
+    ours, _ = run(model, **changes)
     written = [token for part in ours for token in part.tokens]
     for number in (2, 11, 23):
-        short, _ = run(model, stop_checks=[StopAfter(number, error)])
+        short, _ = run(model, stop_checks=[StopAfter(number, error)], **changes)
         tokens = [token for part in short for token in part.tokens]
         assert tokens == written[: len(tokens)]
         if error:
@@ -187,11 +203,12 @@ def test_a_stop_in_the_middle_is_seen(model: LayeredModel, error: bool) -> None:
             assert len(tokens) == number and short[-1].finish_reason == "stop"
 
 
+@pytest.mark.parametrize("changes", [{}, PLAIN], ids=["drafts", "plain"])
 def test_an_interruption_leaves_no_trace(
-    model: LayeredModel, monkeypatch: pytest.MonkeyPatch
+    model: LayeredModel, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds that kernels have run and nobody wrote down, or some of them."""
-    expected, _ = run(model)
+    expected, _ = run(model, **changes)
     calls = 0
 
     def interrupted(owner: Any, name: str) -> None:
@@ -209,7 +226,7 @@ def test_an_interruption_leaves_no_trace(
 
     interrupted(streak, "run_rounds")
     interrupted(engine, "decide")
-    generation = Generation(model, [request(model)])
+    generation = Generation(model, [request(model, **changes)])
     row = generation.rows[0]
     while generation.rows:
         try:

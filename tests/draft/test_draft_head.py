@@ -303,8 +303,8 @@ class _Dozing(JoinedSession, ControlSession):
         self._rest = 3
 
     @property
-    def passes_over(self) -> bool:
-        return self._rest > 0
+    def rests(self) -> int:
+        return self._rest
 
     def passed_over(self, rows: int, tokens: int, seconds: float) -> None:
         self._rest -= 1

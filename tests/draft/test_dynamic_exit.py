@@ -121,7 +121,7 @@ def test_a_draft_ends_where_nothing_fires() -> None:
 
 def watched(generation: Generation, monkeypatch: Any) -> list[list[int]]:
     """The layers at which each draft's tokens stand, as drafts are made."""
-    session: Any = generation._groups[0].session
+    session: Any = generation._groups.all[0].session
     propose, seen = session.propose, list[list[int]]()
 
     def watching(*arguments: Any) -> Any:
@@ -285,7 +285,7 @@ def test_a_head_reads_the_states_of_tokens_that_left(taps: str, temperature: flo
     samplers = row_samplers(sampling, PROMPTS, ())
     requests = [Request(*each, 40, **how) for each in zip(PROMPTS, samplers, strict=True)]
     generation = Generation(llm().model, requests)
-    session: Any = generation._groups[0].session
+    session: Any = generation._groups.all[0].session
     entries, seen = session._naming._entries, dict[int, list[Any]]()
     for row, known in entries._known.items():
         seen[row] = []

@@ -75,7 +75,7 @@ def generation(
 
 def session_of(at_work: Any) -> Any:
     """The session of a generation all of whose rows have the same drafter."""
-    (group,) = at_work._groups
+    (group,) = at_work._groups.all
     return group.session
 
 

@@ -36,13 +36,13 @@ class ControlSession(ABC):
         at least this many tokens of other rows are in the same pass."""
 
     @property
-    def passes_over(self) -> bool:
-        """Whether it asks for no drafts in the next round whatever `budget` is told, nor wants to
-        learn from it, if no prompts are being read."""
-        return False
+    def rests(self) -> int:
+        """For how many rounds from the next one on it asks for no drafts whatever `budget` is told,
+        nor wants to learn from them, if no prompts are being read."""
+        return 0
 
     def passed_over(self, rows: int, tokens: int, seconds: float) -> None:  # noqa: B027
-        """Told after such a round of so many rows what it took. `tokens`: all of its pass."""
+        """Told after each such round of so many rows what it took. `tokens`: all of its pass."""
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:  # noqa: B027
         """Told after every round what became of the draft and what it cost. Rounds for which a

@@ -369,8 +369,8 @@ class AutoSession(JoinedSession, ControlSession):
         self._rest = max(min(rest, MOST_PASSED_OVER), self._idle)
 
     @property
-    def passes_over(self) -> bool:
-        return self._rest > 0
+    def rests(self) -> int:
+        return self._rest
 
     def passed_over(self, rows: int, tokens: int, seconds: float) -> None:
         self._rest, self._plain = self._rest - 1, self._plain + 1

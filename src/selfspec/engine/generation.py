@@ -14,28 +14,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain
 
 import torch
 
-from ..core.contract import Draft, RowOutcome, RowStep, Stats, Step
+from ..core.contract import Draft, RowStep, Stats, Step
 from ..core.tree import Tree
-from ..draft.base import Target
 from ..model.compute.cache import KVCache, RowSpan
-from ..model.compute.call import HalfObserver
 from ..model.compute.cpu.choosing import likeliest_or_broken
 from ..model.compute.cpu.rounds import Round
-from ..model.compute.hidden_states import StateCollector
 from ..model.compute.memory import work_too_large
 from ..model.layered import PREFILL_CHUNK, LayeredModel, Scored
 from .books import Books
-from .group import NOTHING, Group
+from .group import NOTHING
+from .groups import Groups
 from .keeping import Block, Decided, by_likeliest, decide, places_of
 from .plain import Gain, gains, suits
 from .row import Request, Row, chunk_of
-from .streak import streak
 from .verifying import verified
 
 
@@ -63,12 +60,10 @@ class Generation:
         wanted = max((self._slots_wanted(request) for request in requests), default=1)
         self.cache = cache or model.new_cache(max(rows, len(requests)), wanted)
         self._admitted = 0
-        self._groups: list[Group] = []
+        self._groups = Groups(model, self.cache)
         self._decided: Sequence[Gain] = ()  # a round that counts and is being written down
         self._parts: dict[tuple[int, int], RowStep] = {}  # what no step has reported yet
         self._interrupted = False
-        self.culprits: Sequence[Row] = ()
-        """After a step that raised: the rows whose drafter did. None: nobody knows."""
         self._books = Books()
         self.rows: list[Row] = []
         for request in requests:
@@ -94,8 +89,7 @@ class Generation:
             self.cache.reserve(self._slots_wanted(request))
             row = Row(self._admitted, slot, request, self._model.shape.context, known)
             row.computed_before = int(self.cache.computed[slot].sum())
-            if request.drafter is not None:
-                self._group_for(request).admit(row)
+            self._groups.admit(row)
             self._admitted += 1
             self.rows.append(row)
         return row
@@ -106,10 +100,7 @@ class Generation:
             self._retire(row)
 
     def _retire(self, row: Row) -> None:
-        for group in [group for group in self._groups if row in group.rows]:
-            group.drop(row)
-            if not group.rows:
-                self._groups.remove(group)
+        self._groups.drop(row)
         self.rows.remove(row)
         self._books.leave(row, self.cache)
 
@@ -127,19 +118,15 @@ class Generation:
         room = min(request.max_new_tokens, self._model.shape.context - prompt)
         return prompt + min(room, 512)
 
-    def _group_for(self, request: Request) -> Group:
-        for group in self._groups:
-            if group.drafter == request.drafter and group.controller == request.controller:
-                return group
-        assert request.drafter is not None
-        group = Group(request.drafter, request.controller, Target(self._model, self.cache))
-        self._groups.append(group)
-        return group
-
     @property
     def stats(self) -> Stats:
         """Seconds and passes of all rows together, tokens of all rows added up."""
         return self._books.total(self.rows, self.cache)
+
+    @property
+    def culprits(self) -> Sequence[Row]:
+        """After a step that raised: the rows whose drafter did. None: nobody knows."""
+        return self._groups.culprits
 
     @property
     def progress(self) -> tuple[float, float, int]:
@@ -164,7 +151,7 @@ class Generation:
             running = [row for row in self.rows if not row.ended]
             reading = [row for row in running if row.reading]
             decoding = [row for row in running if not row.reading]
-            self._interrupted, self.culprits = True, ()
+            self._interrupted, self._groups.culprits = True, ()
             try:
                 if reading:
                     self._read(reading)
@@ -190,15 +177,14 @@ class Generation:
         self._write_down()
         for row in self.rows:
             self.cache.rollback(row.slot, row.settled)
-        for group in self._groups:
-            group.close()
+        self._groups.close()
         self._interrupted = False
 
     def _read(self, rows: Sequence[Row]) -> None:
         """One chunk of the prompts, and the first token of those that are read. Rows whose drafter
         looks on are read apart from the others."""
-        model, observer = self._model, self._observer_of(rows[0])
-        alike = [row for row in rows if self._observer_of(row) == observer]
+        model, observer = self._model, self._groups.observer_of(rows[0])
+        alike = [row for row in rows if self._groups.observer_of(row) == observer]
         spans, begin = chunk_of(alike, self.chunk), time.perf_counter()
         pieces = [row.tokens[s.first : s.first + s.count] for row, s in spans.items()]
         x = model.embed(torch.tensor([*chain(*pieces)], device=model.device))
@@ -206,7 +192,7 @@ class Generation:
         done = [row for row, s in spans.items() if s.first + s.count == len(row.tokens)]
         pieces_of = zip(spans, layout.pieces, strict=True)
         ends = [piece.stop - 1 for row, (_, piece) in pieces_of if row in done]
-        x = model.read(x, self.cache, layout, ends, observer, self._collectors)
+        x = model.read(x, self.cache, layout, ends, observer, self._groups.collectors)
         for row, span in spans.items():
             if row not in done:
                 row.state = replace(row.state, settled=span.first + span.count)
@@ -218,54 +204,59 @@ class Generation:
     def _round(self, rows: Sequence[Row], reading: bool) -> None:
         """Draft, verify, keep, learn. `reading`: prompts are read in the same step."""
         start, suit = time.perf_counter(), suits(rows)
-        if suit and not reading and all(group.passes_over for group in self._groups):
+        rest = self._groups.rest and not reading
+        if not reading and (rounds := self._groups.streak(rows)):
+            return self._write_streak(rows[0], rounds, start, rest)
+        if suit and rest:
             return self._plain_round(rows, start)
-        if not reading and (rounds := self._streak(rows)):
-            return self._write_streak(rows[0], rounds, start)
-        drafts = self._draft(rows)
+        drafts = self._groups.draft(rows, sum(row.reading for row in self.rows))
         if suit and not any(draft.guesses or draft.exits for draft in drafts.values()):
             return self._plain_round(rows, start, drafts)
         begin = time.perf_counter()
         blocks = [Block(row, drafts[row]) for row in rows]
         scored = self._verify(blocks)
-        if self._groups:
+        if self._groups.all:
             self._model.wait()  # a controller compares what passes and drafts cost
         verify = time.perf_counter() - begin
         self._end(blocks, scored, self._keep(blocks, scored), start, verify)
 
-    def _streak(self, rows: Sequence[Row]) -> Sequence[Round]:
-        """Rounds that our kernels ran by themselves, if they could."""
-        if len(rows) > 1 or [rows] != [g.rows for g in self._groups] or self._collectors:
-            return ()
-        with self._blamed(self._groups[0]):
-            return streak(self._model, self.cache, self._groups[0], rows[0])
-
-    def _write_streak(self, row: Row, rounds: Sequence[Round], start: float) -> None:
-        """Write these down as if each had just been run, up to the row's end."""
+    def _write_streak(self, row: Row, rounds: Sequence[Round], start: float, rest: bool) -> None:
+        """Write these down as if each had just been run, up to the row's end. `rest`: nobody was
+        asked, nor wants to hear of them now."""
         beside = time.perf_counter() - start - sum(each.seconds for each in rounds)
         for number, each in enumerate(rounds):
             begin = time.perf_counter() - each.seconds - beside / len(rounds)
-            self._groups[0].drafted(each.guessing, number)
-            block = Block(row, Draft(Tree(each.tokens, each.parents)))
-            decided = decide([block], scored := Scored(NOTHING, NOTHING, each.best), self._ranks)
+            if not rest:
+                self._groups.drafted(each.guessing, number)
+            block, ranks = Block(row, Draft(Tree(each.tokens, each.parents))), self._groups.ranks
+            decided = decide([block], scored := Scored(NOTHING, NOTHING, each.best), ranks)
             for decision in decided.rows:
                 self.cache.passed(block.span, len(decision.path))
             self._take(decided)
-            self._end([block], scored, decided, begin, each.passing)
+            self._end([block], scored, decided, begin, each.passing, rest)
             if row.ended:
                 return
 
     def _end(
-        self, blocks: Sequence[Block], scored: Scored, decided: Decided, start: float, verify: float
+        self,
+        blocks: Sequence[Block],
+        scored: Scored,
+        decided: Decided,
+        start: float,
+        verify: float,
+        rest: bool = False,
     ) -> None:
         """Count a round that was decided, and tell of it. `verify`: seconds of its pass."""
         for decision in decided.rows:
             decision.block.row.stats.count(decision.block.draft, decision.path, decision.kept)
-        if self._groups:
+        rows, scored = [block.row for block in blocks], scored._replace(best=decided.best)
+        if rest:
+            seconds = time.perf_counter() - start
+            self._groups.passed_over(rows, scored, seconds, bool(decided.failed))
+        elif self._groups.all:
             outcomes = {decision.block.row: decision.outcome for decision in decided.rows}
-            scored = scored._replace(best=decided.best)
-            self._learn(outcomes, places_of(blocks), scored, start, verify)
-        self._books.round([block.row for block in blocks], start, self._drafting, verify)
+            self._groups.learn(outcomes, places_of(blocks), scored, start, verify)
+        self._books.round(rows, start, self._groups.drafting, verify)
 
     def _plain_round(
         self, rows: Sequence[Row], start: float, drafts: Mapping[Row, Draft] | None = None
@@ -274,14 +265,14 @@ class Generation:
         now."""
         begin = time.perf_counter()
         likeliest_wins = rows[0].request.sampler.plain
-        ranks = self._ranks if likeliest_wins else 0
+        ranks = self._groups.ranks if likeliest_wins else 0
         layout = self.cache.layout_at([RowSpan(r.slot, len(r.tokens) - 1, 1) for r in rows])
         tokens = [row.tokens[-1] for row in rows]
-        scored = self._model.scored(tokens, self.cache, layout, ranks, self._collectors)
+        scored = self._model.scored(tokens, self.cache, layout, ranks, self._groups.collectors)
         best = scored.best
         if best is None and likeliest_wins:
             best = likeliest_or_broken(scored.logits, ranks).tolist()
-        if self._groups:
+        if self._groups.all:
             self._model.wait()
         verify = time.perf_counter() - begin
         self._decided, failed = gains(rows, scored.logits, best)  # from here on the round counts
@@ -292,56 +283,15 @@ class Generation:
             row.stats.decoded += 1
             row.stats.verifications += 1
         self._report(failed)
-        if drafts is not None:
+        scored = scored._replace(best=best)
+        if drafts is None:
+            seconds = time.perf_counter() - start
+            self._groups.passed_over(rows, scored, seconds, bool(failed))
+        else:
             outcomes = {gain.row: gain.outcome(drafts[gain.row]) for gain in gained}
             places = {row: [place] for place, row in enumerate(rows)}
-            self._learn(outcomes, places, scored._replace(best=best), start, verify)
-        seconds = time.perf_counter() - start
-        for group in self._groups if drafts is None else ():
-            group.passed_over(rows, scored.logits, best, seconds, bool(failed))
-        self._books.round(rows, start, self._drafting if drafts else 0.0, verify)
-
-    @property
-    def _drafting(self) -> float:
-        """Seconds that this round's drafts took."""
-        return sum(group.draft_seconds for group in self._groups)
-
-    def _draft(self, rows: Sequence[Row]) -> dict[Row, Draft]:
-        """A draft for every row. One without a drafter has nothing to verify but its last token."""
-        drafts = {row: Draft.chain(row.tokens) for row in rows if row.request.drafter is None}
-        reading = sum(row.reading for row in self.rows)
-        for group in self._groups:
-            group.draft_seconds = 0.0
-            if mine := [row for row in group.rows if row in rows]:
-                with self._blamed(group):
-                    made = group.draft(mine, len(rows) - len(mine), reading)
-                    drafts.update(zip(mine, made, strict=True))
-        return drafts
-
-    @contextmanager
-    def _blamed(self, group: Group) -> Iterator[None]:
-        """Notes whose drafter or controller it was that raised."""
-        try:
-            yield
-        except Exception:
-            self.culprits = list(group.rows)
-            raise
-
-    def _learn(
-        self,
-        outcomes: Mapping[Row, RowOutcome],
-        places: Mapping[Row, Sequence[int]],
-        scored: Scored,
-        start: float,
-        verify: float,
-    ) -> None:
-        """Each group is told of its own rows. `places`: where each row's nodes are among all.
-        `start`: of the round. `verify`: seconds of its pass."""
-        begin = start + self._drafting
-        for group in self._groups:
-            if any(row in group.rows for row in outcomes):
-                with self._blamed(group):
-                    group.learn(outcomes, places, scored, begin, verify, self.cache.again)
+            self._groups.learn(outcomes, places, scored, start, verify)
+        self._books.round(rows, start, self._groups.drafting, verify)
 
     def _verify(self, blocks: Sequence[Block]) -> Scored:
         """What the model makes of every node of every row."""
@@ -349,24 +299,12 @@ class Generation:
         chains = all(draft.tree.is_chain for draft in drafts)
         parents = None if chains else [draft.tree.parents for draft in drafts]
         layout = self.cache.layout_at([block.span for block in blocks], parents)
-        ranks = self._ranks if by_likeliest(blocks) else 0
-        return verified(self._model, self.cache, layout, drafts, self._collectors, ranks)
-
-    @property
-    def _ranks(self) -> int:
-        """How many of the likeliest tokens at a node somebody will ask for."""
-        return max((group.session.ranks for group in self._groups), default=1)
-
-    @property
-    def _collectors(self) -> list[StateCollector]:
-        return [each for group in self._groups for each in group.session.collectors]
-
-    def _observer_of(self, row: Row) -> HalfObserver | None:
-        return next((g.session.observer for g in self._groups if row in g.rows), None)
+        ranks = self._groups.ranks if by_likeliest(blocks) else 0
+        return verified(self._model, self.cache, layout, drafts, self._groups.collectors, ranks)
 
     def _keep(self, blocks: Sequence[Block], scored: Scored) -> Decided:
         """Keep what the model itself would have written."""
-        decided = decide(blocks, scored, self._ranks)
+        decided = decide(blocks, scored, self._groups.ranks)
         for decision in decided.rows:
             span = decision.block.span
             if span.count > 1:

@@ -84,9 +84,9 @@ class Group:
                 self._enter(row)
 
     @property
-    def passes_over(self) -> bool:
-        """Whether it leaves a round alone, if no prompts are read, and hears of it later."""
-        return self._is_open and self._control.passes_over
+    def rests(self) -> int:
+        """How many rounds it leaves alone, if no prompts are read, and hears of later."""
+        return self._control.rests if self._is_open else 0
 
     def passed_over(
         self,
@@ -98,6 +98,7 @@ class Group:
     ) -> None:
         """These rows wrote a token each, its own all among them, unless one `failed`. `best`: the
         likeliest after each text, as far as they were looked up."""
+        self.draft_seconds = 0.0
         if failed:
             return self.close()
         best = likeliest_known(best, logits, self.session.ranks)

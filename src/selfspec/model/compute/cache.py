@@ -235,6 +235,8 @@ class KVCache:
         self._tensors = self._room(rounded(capacity))
         self.seen: tuple[Tensor, Sequence[int]] | None = None
         """What our kernels keep of the keys and values here, and of which keys."""
+        self.runner: object = None
+        """What runs rounds of a row here by itself (cpu/rounds.py)."""
         self.again = 0
         """Tokens that the last call read once more beside new ones, for want of a way back."""
 

@@ -102,7 +102,6 @@ class Lookups:
         self._rules, self.native, self.least, self._known = rules, rules.native, least, 0
         self._learned = 0  # rounds of which kernels know all that they will be told
         self._untold: list[tuple[int, Sequence[int], Sequence[int], Sequence[Sequence[int]]]] = []
-        self.runner: object = None  # runs them (rounds.py)
         self._row: int = self.native.begin(rules.struct)
         tokens = array("i", prompt)
         self.native.read(self._row, *tokens.buffer_info())

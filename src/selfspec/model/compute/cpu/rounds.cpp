@@ -1,7 +1,7 @@
-// Rounds of one row, several in one call: lookups guess a tree, the model reads it, what equals the
-// model's own tokens is kept, and the lookups learn. Between two passes that read all of a model
-// the processor's caches hold nothing of Python, and fetching it for a round takes longer than all
-// that it does there.
+// Rounds of one row, several in one call: lookups guess a tree, or nobody guesses, the model reads
+// it, what equals the model's own tokens is kept, and the lookups learn. Between two passes that
+// read all of a model the processor's caches hold nothing of Python, and fetching it for a round
+// takes longer than all that it does there.
 //
 // What a round is, is said in Python (engine/generation.py), which runs all other rounds and writes
 // down these ones afterwards. Knows neither models nor lookups: it is given their functions.
@@ -13,14 +13,14 @@
 
 typedef int32_t Token;
 
-// A row of lookups (lookups.cpp), and by which rules it guesses here.
+// A row of lookups (lookups.cpp), and by which rules it guesses here. All zero if nobody does.
 struct Guessing {
     void* row;
     void (*enter)(void*, int64_t, const Token*, int64_t);
     int64_t (*guess)(void*, int64_t, double, const double*, const double*, int32_t*, Token*,
                      double*);
     void (*learn)(void*, int64_t, const Token*, int64_t, const Token*, int64_t);
-    int64_t most;                           // guesses of a round
+    int64_t most;                           // guesses of a round; 0: nobody guesses
     double least;                           // likely
     const double *floors, *lowest, *costs;  // of a price; null: no guess costs anything
 
@@ -107,15 +107,18 @@ extern "C" int64_t rounds(const Guessing* guessing, const Passing* passing, cons
         int64_t first = text->length - 1;
         if (round && begin - start > seconds) return round;
         int64_t wanted = std::min(most, text->room - 1);
-        if (wanted < 1 || first + wanted + 1 > text->slots) return round;
+        if ((most && wanted < 1) || first + wanted + 1 > text->slots) return round;
 
-        guessing->enter(guessing->row, text->known, &text->at(text->known),
-                        text->length - text->known);
-        text->known = text->length;
-        int64_t found = guessing->guess(guessing->row, wanted, guessing->least, guessing->floors,
-                                        guessing->lowest, parents.data(), guesses.data(),
-                                        chances.data());
-        int64_t nodes = 1 + guessing->worthy(chances.data(), found);
+        int64_t nodes = 1;
+        if (most) {
+            guessing->enter(guessing->row, text->known, &text->at(text->known),
+                            text->length - text->known);
+            text->known = text->length;
+            int64_t found = guessing->guess(guessing->row, wanted, guessing->least,
+                                            guessing->floors, guessing->lowest, parents.data(),
+                                            guesses.data(), chances.data());
+            nodes += guessing->worthy(chances.data(), found);
+        }
         double guessed = now();
 
         int64_t* tokens = told->tokens + round * told->width;
@@ -160,8 +163,9 @@ extern "C" int64_t rounds(const Guessing* guessing, const Passing* passing, cons
             likeliest[i] = best[i];
             told->best[round * told->width * ranks + i] = best[i];
         }
-        guessing->learn(guessing->row, first ? text->at(first - 1) : -1, tree.data(), nodes,
-                        likeliest.data(), ranks);
+        if (most)
+            guessing->learn(guessing->row, first ? text->at(first - 1) : -1, tree.data(), nodes,
+                            likeliest.data(), ranks);
         bool ended = false;
         for (int64_t node : path) {
             Token token = best[node * ranks];

@@ -1,5 +1,5 @@
-"""Several rounds of one row in one call: lookups guess, a whole model verifies, both by our kernels
-(rounds.cpp). Knows neither the engine nor what it makes of a round.
+"""Several rounds of one row in one call: lookups guess, or nobody does, and a whole model verifies,
+both by our kernels (rounds.cpp). Knows neither the engine nor what it makes of a round.
 """
 
 from __future__ import annotations
@@ -126,14 +126,19 @@ def fits(model: object, cache: KVCache) -> TypeGuard[FusedModel]:
 
 
 def run_rounds(
-    model: FusedModel, plan: LayerPlan, cache: KVCache, row: int, lookups: Lookups, asked: Asked
+    model: FusedModel,
+    plan: LayerPlan,
+    cache: KVCache,
+    row: int,
+    lookups: Lookups | None,
+    asked: Asked,
 ) -> list[Round]:
     """The rounds that there were, none where the first one has no room in the cache or a guess that
-    is no token. `row`: of the cache."""
+    is no token. `row`: of the cache. `lookups`: None if nobody guesses."""
     ranks, ropes = min(asked.ranks, model.ends.head.outputs), model.halves.tables()
-    runner = lookups.runner
+    runner = cache.runner
     if not isinstance(runner, _Runner) or not runner.suits(model, cache, ropes, row, ranks, asked):
-        runner = lookups.runner = _Runner(model, plan, cache, ropes, row, ranks, asked)
+        runner = cache.runner = _Runner(model, plan, cache, ropes, row, ranks, asked)
     return runner.run(lookups, asked)
 
 
@@ -201,9 +206,10 @@ class _Runner:
         enough = asked.most < self._nodes and asked.rounds <= self._rounds
         return self._model is model and same and enough and (self._row, self._ranks) == (row, ranks)
 
-    def run(self, lookups: Lookups, asked: Asked) -> list[Round]:
+    def run(self, lookups: Lookups | None, asked: Asked) -> list[Round]:
         """As they are asked for."""
-        length, known, price = len(asked.text), lookups.surely_known(asked.text), asked.price
+        length, price = len(asked.text), asked.price
+        known = lookups.surely_known(asked.text) if lookups else length
         first = max(0, min(known, length - 2))  # the token before the last one is looked at
         room = [0] * (asked.rounds * (1 + asked.most))
         tokens, ends = array("i", [*asked.text[first:], *room]), array("q", asked.ends)
@@ -213,18 +219,21 @@ class _Runner:
             *ends.buffer_info(),
         )
         bars = [array("d", s) for s in (price.floors, price.lowest, price.costs)] if price else []
-        guessing = GuessingStruct(
-            lookups.row,
-            *(_address(lookups.native, name) for name in ("enter", "guess", "learn")),
-            asked.most,
-            lookups.least,
-            *(each.buffer_info()[0] for each in bars),
-        )
+        guessing = GuessingStruct()
+        if lookups:
+            guessing = GuessingStruct(
+                lookups.row,
+                *(_address(lookups.native, name) for name in ("enter", "guess", "learn")),
+                asked.most,
+                lookups.least,
+                *(each.buffer_info()[0] for each in bars),
+            )
         self._passing.threads = torch.get_num_threads()
         count = self._run(
             guessing, self._passing, self._moving, text, self._told, asked.rounds, asked.seconds
         )
-        lookups.went_on(text.known, count)
+        if lookups:
+            lookups.went_on(text.known, count)
         return list(map(self._round, range(count)))
 
     def _round(self, number: int) -> Round:
