@@ -305,10 +305,10 @@ def first_length(rows: int, most: int) -> int:
     return min(most, FIRST_LENGTH, max(1, FIRST_TOKENS // rows))
 
 
-def best(rates: Sequence[float], least: int = 0) -> int:
-    """The number of drafts with the highest rate. None if that is hardly higher than without."""
+def best(rates: Sequence[float], least: int = 0, gain: float = HARDLY) -> int:
+    """The number of drafts with the highest rate. None if that is not a `gain` over without."""
     found = max(range(least, len(rates)), key=rates.__getitem__)
-    return found if rates[found] > HARDLY * rates[least] else least
+    return found if rates[found] > gain * rates[least] else least
 
 
 def shared(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..control.costs import CLOSE, CostModel, Pass, best
+from ..control.costs import CLOSE, HARDLY, CostModel, Pass, best
 from ..control.looks import Looks
 from ..core.contract import Budget, Draft, Outcome
 from ..core.price import Price
@@ -68,10 +68,10 @@ class Arm:
                 self.costs.tried(trial.trees, trial.paths, asked)
         self.trials = [each for each in self.trials if not each[0].over]
 
-    def length(self, rates: Sequence[float]) -> int:
-        """How much to ask it for, 0 if nothing pays. What knows which guesses are worth their place
-        may guess as many as it likes."""
-        found = best(rates)
+    def length(self, rates: Sequence[float], dear: bool = False) -> int:
+        """How much to ask it for, 0 if nothing pays: of `dear` guesses few are worth it, so that
+        they have to gain more. What knows which ones are may guess as many as it likes."""
+        found = best(rates, gain=CLOSE if dear else HARDLY)
         return len(rates) - 1 if found and self.session.weighs else found
 
     def price(self, rows: int, count: int, most: int, beside: int = 0) -> Price | None:

@@ -18,7 +18,7 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from ..control.base import ControlSession
-from ..control.costs import CLOSE, MOST, CostModel, Pass, best, first_length, pass_of, shared
+from ..control.costs import MOST, CostModel, Pass, best, first_length, pass_of, shared
 from ..control.curves import ENOUGH
 from ..control.looks import FIRST_LOOK, Checks, Looks, Standing
 from ..control.shares import LASTING
@@ -259,9 +259,7 @@ class AutoSession(JoinedSession, ControlSession):
         needed = (arm.costs.needed(rows, beside) for arm in arms)  # of several rows only
         dear = rows > 1 and min(needed, default=0.0) > TOO_OFTEN
         for arm, rates in offers:
-            length = arm.length(rates) if arm.costs.drafting.known else 0
-            if dear and rates[length] < CLOSE * rates[0]:
-                length = 0
+            length = arm.length(rates, dear) if arm.costs.drafting.known else 0
             if rates[length] > highest * arm.bar(rows):
                 chosen, tokens, highest = (arm if length else None), length, rates[length]
         untried = rows > 1 and any(a.looks_up and not a.costs.drafting.known for a in arms)
