@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,7 +32,9 @@ from .compute.rope import RopeTable
 from .embedding import Embedding, OfTokens, beside
 from .family import Shape
 from .passes import Passes, WholePass
-from .recording import EagerSteps
+
+if TYPE_CHECKING:
+    from .recording import EagerSteps
 
 PREFILL_CHUNK = 512
 MANY = 64  # tokens of a prompt: from so many on a call for their keys alone pays

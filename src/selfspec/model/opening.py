@@ -13,7 +13,6 @@ import torch
 
 from ..errors import OptionError
 from .compute.memory import weights_too_large
-from .from_transformers import from_transformers
 from .layered import LayeredModel
 from .load.placement import parse_device
 from .operations import operations_for
@@ -44,8 +43,9 @@ def opened(
     **source: Any,
 ) -> Opened:
     """The model. `source`: what else `load` takes."""
-    # both not imported before they are needed: transformers takes seconds
+    # not imported before they are needed: transformers takes seconds
     from . import quantised_folder, remembered
+    from .from_transformers import from_transformers
 
     if quantised_folder.is_quantised(model):
         return _quantised(Path(str(model)).expanduser(), kernel, weights, device, source)

@@ -12,7 +12,6 @@ from ..errors import OptionError, Unavailable, nearest
 from .compute.cpu.kinds import KINDS
 from .compute.cpu.native import NoNative
 from .compute.cpu.operations import NativeOps
-from .compute.cuda.static_ops import StaticOps
 from .compute.linear import mkl_is_row_stable
 from .compute.ops import Ops, TorchOps
 from .family import Family
@@ -65,6 +64,8 @@ def operations_for(
             remedy += ON_A_GPU
         raise OptionError(BY_TORCH.format(weights, who, remedy))
     if kernel == "static" or (kernel == "auto" and device.type == "cuda" and not eager):
+        from .compute.cuda.static_ops import StaticOps  # not before somebody has a GPU
+
         return StaticOps()
     if ours:
         try:
