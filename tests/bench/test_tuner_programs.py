@@ -24,7 +24,7 @@ from selfspec.testing import near_identity_model, tiny_llm, tiny_model, tiny_tok
 from selfspec.tune import candidates
 from selfspec.tune.options import Setting, TuneOptions
 from selfspec.tune.probe import Probe
-from selfspec.tune.rounds import Rounds, scripted
+from selfspec.tune.rounds import Rounds, room_for, scripted
 from selfspec.tune.run import Found, Tuning
 from selfspec.tune.search import Tried
 from selfspec.tune.texts import own_texts
@@ -46,7 +46,9 @@ def test_rounds_draft_what_they_are_told_and_time_themselves() -> None:
         assert all(each.all > each.draft >= 0 for each in taken)
         assert all((each.draft > 0) == bool(tokens) for each in taken)
         lengths = [rounds._cache.length(row) for row in range(rows)]
-        assert all(44 <= length <= 44 + 4 * tokens for length in lengths), lengths
+        # plain rounds may come at once, as many as there is room for
+        most = 40 + room_for(3, 0) if tokens == 0 else 44 + 4 * tokens
+        assert all(44 <= length <= most for length in lengths), lengths
 
 
 def test_every_cost_case_is_predicted_and_an_error_is_relative() -> None:

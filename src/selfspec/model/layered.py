@@ -276,8 +276,7 @@ class LayeredModel:
             return None
         if embedding.norm is not None or self.positions is not None:
             return None
-        own = (embedding.scale, scales.logits, scales.logit_cap)
-        return embedding.source, norm.norm, own
+        return embedding.source, norm.norm, (embedding.scale, scales.logits, scales.logit_cap)
 
     def _reserve_angles(self, layout: TokenLayout) -> None:
         if self.ropes:
