@@ -36,6 +36,7 @@ def repeating() -> Any:
 
 PROMPT = [5, 9, 31, 7, 5, 9, 31, 7, 40, 5, 9]
 NEW = 60
+PLAIN: dict[str, Any] = {"drafter": None, "controller": None}
 
 
 @pytest.fixture(scope="module", params=["float32", "int8", "int4"])
@@ -100,7 +101,7 @@ def counts(generation: Generation) -> dict[str, Any]:
         {"max_new_tokens": 200},
         {"prompt": [3]},
         {"drafter": Hybrid(first_options={"least": 0.3})},
-        {"drafter": None, "controller": None},
+        PLAIN,
     ],
     ids=str,
 )
@@ -118,13 +119,13 @@ def test_rounds_are_those_of_the_engine(
     for mine, other in zip(at_once.cache.room, one_by_one.cache.room, strict=True):
         if changes == {}:
             assert torch.equal(mine[:, 0, :, :known], other[:, 0, :, :known])
-    plain, _ = run(model, **{**changes, "drafter": None, "controller": None})
+    plain, _ = run(model, **{**changes, **PLAIN})
     assert [t for part in ours for t in part.tokens] == [t for part in plain for t in part.tokens]
 
 
 def test_a_cache_that_grows_is_found(model: LayeredModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values where they were before they moved, or no streak any more."""
-    plain, _ = run(model, drafter=None, controller=None, max_new_tokens=200)
+    plain, _ = run(model, **PLAIN, max_new_tokens=200)
     monkeypatch.setattr(Generation, "_slots_wanted", lambda self, request: len(request.prompt))
     monkeypatch.setattr(cache, "CHUNK", 64)
     generation = Generation(model, [request(model, max_new_tokens=200)])
@@ -141,9 +142,6 @@ def test_several_come_at_once(model: LayeredModel, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(streak, "SECONDS", 0.0)
     rounds = [len(rows) for rows in steps_of(Generation(model, [request(model)]))]
     assert max(rounds) == 1
-
-
-PLAIN: dict[str, Any] = {"drafter": None, "controller": None}
 
 
 def test_plain_rounds_come_at_once(model: LayeredModel) -> None:

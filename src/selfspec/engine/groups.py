@@ -76,10 +76,9 @@ class Groups:
 
     def streak(self, rows: Sequence[Row]) -> Sequence[Round]:
         """Rounds of these rows that our kernels ran by themselves, if they could."""
-        drafting = [group.rows for group in self.all]
-        if len(rows) > 1 or self.collectors or drafting not in ([], [rows]):
+        if len(rows) > 1 or self.collectors or any(group.rows != rows for group in self.all):
             return ()
-        group, target = self.all[0] if drafting else None, self._target
+        group, target = self.all[0] if self.all else None, self._target
         with self._blamed(rows if group else ()):
             return streak(target.model, target.cache, group, rows[0])
 

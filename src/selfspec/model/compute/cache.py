@@ -309,7 +309,7 @@ class KVCache:
         interruption."""
         room = self._room(rounded(capacity))
         self._carry_over(room, int(self.lengths.max(initial=0)))
-        self._tensors = room
+        self.runner, self._tensors = None, room  # a runner holds the room that it was made for
 
     def _carry_over(self, room: tuple[Tensor, Tensor], known: int) -> None:
         """The first slots of each row, so many as are known, to another room."""

@@ -137,7 +137,7 @@ def run_rounds(
     is no token. `row`: of the cache. `lookups`: None if nobody guesses."""
     ranks, ropes = min(asked.ranks, model.ends.head.outputs), model.halves.tables()
     runner = cache.runner
-    if not isinstance(runner, _Runner) or not runner.suits(model, cache, ropes, row, ranks, asked):
+    if not isinstance(runner, _Runner) or not runner.suits(model, ropes, row, ranks, asked):
         runner = cache.runner = _Runner(model, plan, cache, ropes, row, ranks, asked)
     return runner.run(lookups, asked)
 
@@ -198,13 +198,12 @@ class _Runner:
         self._read = states, logits, given, zeros, sight, call, numbers  # by address only, like
         self._written = best, rows, slots, positions, stops, starts, paths
 
-    def suits(
-        self, model: FusedModel, cache: KVCache, ropes: Ropes, row: int, ranks: int, asked: Asked
-    ) -> bool:
-        """Whether all lies where it did, and there is room for as much."""
-        same = self._ropes is ropes and self._room is cache.room
+    def suits(self, model: FusedModel, ropes: Ropes, row: int, ranks: int, asked: Asked) -> bool:
+        """Whether all lies where it did, and there is room for as much. A cache that moves forgets
+        what ran rounds in it."""
+        same = self._model is model and self._ropes is ropes
         enough = asked.most < self._nodes and asked.rounds <= self._rounds
-        return self._model is model and same and enough and (self._row, self._ranks) == (row, ranks)
+        return same and enough and (self._row, self._ranks) == (row, ranks)
 
     def run(self, lookups: Lookups | None, asked: Asked) -> list[Round]:
         """As they are asked for."""
